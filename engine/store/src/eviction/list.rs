@@ -1,0 +1,110 @@
+//! Doubly linked lists threaded through one array indexed by object id: all moves cost the same, nothing is allocated.
+
+use ebbtide_core::{Cost, ObjectId};
+
+const NONE: u32 = u32::MAX;
+
+/// An object's links and what the policies keep of it.
+#[derive(Clone, Copy)]
+pub(super) struct Node {
+    newer: u32,
+    older: u32,
+    /// Which list it is in; 0 is none.
+    pub(super) list: u8,
+    /// For the policy's use.
+    pub(super) mark: u8,
+    pub(super) cost: Cost,
+}
+
+const VACANT: Node = Node { newer: NONE, older: NONE, list: 0, mark: 0, cost: Cost { bytes: 0, tag: 0 } };
+
+/// Nodes by object id.
+#[derive(Default)]
+pub(super) struct Nodes(Vec<Node>);
+
+impl Nodes {
+    pub(super) fn get(&self, id: ObjectId) -> Option<&Node> {
+        self.0.get(id.0 as usize).filter(|node| node.list != 0)
+    }
+
+    pub(super) fn get_mut(&mut self, id: ObjectId) -> Option<&mut Node> {
+        self.0.get_mut(id.0 as usize).filter(|node| node.list != 0)
+    }
+
+    fn at(&mut self, id: u32) -> &mut Node {
+        &mut self.0[id as usize]
+    }
+
+    fn make(&mut self, id: ObjectId) -> &mut Node {
+        let at = id.0 as usize;
+        if at >= self.0.len() {
+            self.0.resize(at + 1, VACANT);
+        }
+        &mut self.0[at]
+    }
+}
+
+/// One list, oldest to newest.
+pub(super) struct List {
+    number: u8,
+    newest: u32,
+    oldest: u32,
+    pub(super) len: usize,
+    pub(super) bytes: u64,
+}
+
+impl List {
+    /// An empty list; `number` tells the lists of one policy apart and is not 0.
+    pub(super) fn new(number: u8) -> Self {
+        List { number, newest: NONE, oldest: NONE, len: 0, bytes: 0 }
+    }
+
+    pub(super) fn push_newest(&mut self, nodes: &mut Nodes, id: ObjectId, cost: Cost) {
+        let newest = self.newest;
+        *nodes.make(id) = Node { newer: NONE, older: newest, list: self.number, mark: 0, cost };
+        match newest {
+            NONE => self.oldest = id.0,
+            _ => nodes.at(newest).newer = id.0,
+        }
+        self.newest = id.0;
+        self.grew(cost);
+    }
+
+    pub(super) fn push_oldest(&mut self, nodes: &mut Nodes, id: ObjectId, cost: Cost) {
+        let oldest = self.oldest;
+        *nodes.make(id) = Node { newer: oldest, older: NONE, list: self.number, mark: 0, cost };
+        match oldest {
+            NONE => self.newest = id.0,
+            _ => nodes.at(oldest).older = id.0,
+        }
+        self.oldest = id.0;
+        self.grew(cost);
+    }
+
+    /// Takes `id`, which is in this list, out of it.
+    pub(super) fn unlink(&mut self, nodes: &mut Nodes, id: ObjectId) -> Cost {
+        let node = *nodes.at(id.0);
+        debug_assert_eq!(node.list, self.number);
+        match node.newer {
+            NONE => self.newest = node.older,
+            newer => nodes.at(newer).older = node.older,
+        }
+        match node.older {
+            NONE => self.oldest = node.newer,
+            older => nodes.at(older).newer = node.newer,
+        }
+        nodes.at(id.0).list = 0;
+        self.len -= 1;
+        self.bytes -= node.cost.bytes;
+        node.cost
+    }
+
+    pub(super) fn oldest(&self) -> Option<ObjectId> {
+        (self.oldest != NONE).then_some(ObjectId(self.oldest))
+    }
+
+    fn grew(&mut self, cost: Cost) {
+        self.len += 1;
+        self.bytes += cost.bytes;
+    }
+}

@@ -1,0 +1,399 @@
+//! The one index: rows by fingerprint, sharded, short locks, no keys.
+//!
+//! A row stands for one object wherever it is. It is 56 bytes in a slab of chunks that never moves, plus a 4-byte slot of
+//! a hash table, so an object below DRAM costs 60 to 70 bytes of memory. What an object in DRAM needs besides stands in
+//! a second slab of the same shard, under the same lock.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ebbtide_core::{Fingerprint, Generation, Location, Object, ObjectId, SegmentId};
+use hashbrown::HashTable;
+use parking_lot::{Mutex, MutexGuard};
+
+/// Rows in one chunk of a shard's slab.
+const CHUNK_ROWS: usize = 256;
+const NONE: u32 = u32::MAX;
+
+/// How often a row below DRAM was asked for is counted up to this.
+pub(crate) const READS_MAX: u8 = 3;
+
+/// One object: what is known of it, and where it is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Row {
+    pub(crate) fingerprint: Fingerprint,
+    pub(crate) generation: Generation,
+    pub(crate) sum: u64,
+    /// Segment and page of the copy below DRAM; `segment` is `NONE` when there is none.
+    segment: u32,
+    page: u32,
+    /// Place in the shard's hot slab; `NONE` when the object is not in DRAM. In a free row: the next free one.
+    hot: u32,
+    /// Length − 1, since a value has 1 byte to 4 GiB.
+    length_less_one: u32,
+    /// Reads since the copy below was written, up to [`READS_MAX`].
+    pub(crate) reads: u8,
+    used: bool,
+}
+
+const _: () = assert!(std::mem::size_of::<Row>() == 56);
+
+impl Row {
+    pub(crate) fn new(fingerprint: Fingerprint, generation: Generation, length: u64, sum: u64) -> Self {
+        let length_less_one =
+            u32::try_from(length - 1).expect("a value has at most 4 GiB, checked at put and recovery");
+        Row {
+            fingerprint,
+            generation,
+            sum,
+            segment: NONE,
+            page: 0,
+            hot: NONE,
+            length_less_one,
+            reads: 0,
+            used: true,
+        }
+    }
+
+    pub(crate) fn length(&self) -> u64 {
+        u64::from(self.length_less_one) + 1
+    }
+
+    /// Where its copy below DRAM is.
+    pub(crate) fn below(&self) -> Option<Location> {
+        (self.segment != NONE).then_some(Location { segment: SegmentId(self.segment), page: self.page })
+    }
+
+    pub(crate) fn set_below(&mut self, location: Option<Location>) {
+        (self.segment, self.page) = location.map_or((NONE, 0), |at| (at.segment.0, at.page));
+        self.reads = 0;
+    }
+
+    pub(crate) fn hot(&self) -> Option<HotSlot> {
+        (self.hot != NONE).then_some(HotSlot(self.hot))
+    }
+
+    /// Counts a read of the copy below; true for the first since it was written.
+    pub(crate) fn count_read(&mut self) -> bool {
+        self.reads = (self.reads + 1).min(READS_MAX);
+        self.reads == 1
+    }
+}
+
+/// A row's place in its shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RowSlot(u32);
+
+/// A hot entry's place in its shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HotSlot(u32);
+
+/// What the copy in DRAM is to the copy below.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    /// There is no copy below.
+    Dirty,
+    /// It is being written below.
+    Writing,
+    /// The row names a copy below that is complete.
+    Clean,
+}
+
+/// Where a resident object stands with the eviction policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// In the policy's order, or on its way there in a touch ring.
+    InOrder,
+    /// Taken out of it, and being written.
+    Out,
+    /// Taken out of it, clean, still readable: next to be dropped when room is needed.
+    Departing,
+}
+
+/// An object in DRAM.
+pub(crate) struct Hot {
+    pub(crate) object: Arc<Object>,
+    pub(crate) state: State,
+    pub(crate) place: Place,
+    /// Read while it was out of the order.
+    pub(crate) touched: bool,
+    /// Demotions of it that failed in a row.
+    pub(crate) failures: u8,
+    /// Tells this stay in the slot from earlier ones.
+    pub(crate) stay: u32,
+    row: RowSlot,
+}
+
+/// One shard of the index.
+pub(crate) struct Shard {
+    table: HashTable<u32>,
+    rows: Vec<Box<[Row; CHUNK_ROWS]>>,
+    rows_made: u32,
+    row_free: u32,
+    hot: Vec<Option<Hot>>,
+    hot_free: Vec<u32>,
+    stays: u32,
+    residents: Arc<Residents>,
+}
+
+impl Shard {
+    fn new(residents: Arc<Residents>) -> Self {
+        Shard {
+            table: HashTable::new(),
+            rows: Vec::new(),
+            rows_made: 0,
+            row_free: NONE,
+            hot: Vec::new(),
+            hot_free: Vec::new(),
+            stays: 0,
+            residents,
+        }
+    }
+
+    pub(crate) fn find(&self, fingerprint: Fingerprint) -> Option<RowSlot> {
+        let same = |slot: &u32| self.row(RowSlot(*slot)).fingerprint == fingerprint;
+        self.table.find(fingerprint.low, same).map(|slot| RowSlot(*slot))
+    }
+
+    pub(crate) fn row(&self, slot: RowSlot) -> &Row {
+        &self.rows[slot.0 as usize / CHUNK_ROWS][slot.0 as usize % CHUNK_ROWS]
+    }
+
+    pub(crate) fn row_mut(&mut self, slot: RowSlot) -> &mut Row {
+        &mut self.rows[slot.0 as usize / CHUNK_ROWS][slot.0 as usize % CHUNK_ROWS]
+    }
+
+    /// Adds a row for a fingerprint that has none.
+    pub(crate) fn insert(&mut self, row: Row) -> RowSlot {
+        let slot = self.take_row_slot();
+        *self.row_mut(slot) = row;
+        let rows = &self.rows;
+        self.table.insert_unique(row.fingerprint.low, slot.0, |slot| {
+            rows[*slot as usize / CHUNK_ROWS][*slot as usize % CHUNK_ROWS].fingerprint.low
+        });
+        slot
+    }
+
+    /// Takes a row out, with its hot entry if it has one.
+    pub(crate) fn remove(&mut self, slot: RowSlot) -> (Row, Option<Hot>) {
+        let row = *self.row(slot);
+        let hot = self.cool(slot);
+        if let Ok(entry) = self.table.find_entry(row.fingerprint.low, |other| *other == slot.0) {
+            entry.remove();
+        }
+        let free = self.row_free;
+        let vacant = self.row_mut(slot);
+        vacant.used = false;
+        vacant.hot = free;
+        self.row_free = slot.0;
+        (row, hot)
+    }
+
+    /// Makes the object of a row resident.
+    pub(crate) fn warm(&mut self, slot: RowSlot, object: Arc<Object>, state: State) -> HotSlot {
+        debug_assert!(self.row(slot).hot().is_none());
+        self.stays = self.stays.wrapping_add(1);
+        let hot = Hot {
+            object,
+            state,
+            place: Place::InOrder,
+            touched: false,
+            failures: 0,
+            stay: self.stays,
+            row: slot,
+        };
+        let at = match self.hot_free.pop() {
+            Some(at) => {
+                self.hot[at as usize] = Some(hot);
+                at
+            }
+            None => {
+                self.hot.push(Some(hot));
+                u32::try_from(self.hot.len() - 1).expect("fewer than 2^32 objects in DRAM")
+            }
+        };
+        self.row_mut(slot).hot = at;
+        let residents = self.residents.now.fetch_add(1, Ordering::Relaxed) + 1;
+        self.residents.peak.fetch_max(residents, Ordering::Relaxed);
+        HotSlot(at)
+    }
+
+    /// Ends the residence of a row's object.
+    pub(crate) fn cool(&mut self, slot: RowSlot) -> Option<Hot> {
+        let at = self.row(slot).hot()?;
+        self.row_mut(slot).hot = NONE;
+        self.hot_free.push(at.0);
+        self.residents.now.fetch_sub(1, Ordering::Relaxed);
+        self.hot[at.0 as usize].take()
+    }
+
+    pub(crate) fn hot(&self, slot: HotSlot) -> &Hot {
+        self.hot[slot.0 as usize].as_ref().expect("a row's hot slot is taken")
+    }
+
+    pub(crate) fn hot_mut(&mut self, slot: HotSlot) -> &mut Hot {
+        self.hot[slot.0 as usize].as_mut().expect("a row's hot slot is taken")
+    }
+
+    /// The row and the entry in a hot slot that a policy named, if one is there still.
+    pub(crate) fn resident(&mut self, slot: HotSlot) -> Option<(RowSlot, &mut Hot)> {
+        let hot = self.hot.get_mut(slot.0 as usize)?.as_mut()?;
+        Some((hot.row, hot))
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    /// All resident objects.
+    pub(crate) fn residents(&mut self) -> impl Iterator<Item = (HotSlot, &mut Hot)> {
+        let slots = self.hot.iter_mut().enumerate();
+        slots.filter_map(|(at, hot)| Some((HotSlot(u32::try_from(at).ok()?), hot.as_mut()?)))
+    }
+
+    /// All rows.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Row> {
+        let made = self.rows.iter().flat_map(|chunk| chunk.iter()).take(self.rows_made as usize);
+        made.filter(|row| row.used)
+    }
+
+    fn take_row_slot(&mut self) -> RowSlot {
+        if self.row_free != NONE {
+            let slot = RowSlot(self.row_free);
+            self.row_free = self.row(slot).hot;
+            return slot;
+        }
+        if self.rows_made as usize == self.rows.len() * CHUNK_ROWS {
+            let nobody = Fingerprint { high: 0, low: 0 };
+            let mut vacant = Row::new(nobody, Generation(0), 1, 0);
+            vacant.used = false;
+            self.rows.push(Box::new([vacant; CHUNK_ROWS]));
+        }
+        self.rows_made += 1;
+        RowSlot(self.rows_made - 1)
+    }
+}
+
+/// The sharded index.
+pub(crate) struct Index {
+    shards: Box<[Mutex<Shard>]>,
+    residents: Arc<Residents>,
+}
+
+/// How many objects are in DRAM, over all shards.
+#[derive(Default)]
+struct Residents {
+    now: AtomicU64,
+    peak: AtomicU64,
+}
+
+impl Index {
+    /// An index of `shards` shards, a power of two.
+    pub(crate) fn new(shards: usize) -> Self {
+        assert!(shards.is_power_of_two(), "the number of shards is a power of two");
+        let residents = Arc::<Residents>::default();
+        let shards = (0..shards).map(|_| Mutex::new(Shard::new(Arc::clone(&residents)))).collect();
+        Index { shards, residents }
+    }
+
+    pub(crate) fn shard_of(&self, fingerprint: Fingerprint) -> usize {
+        (fingerprint.high >> 32) as usize & (self.shards.len() - 1)
+    }
+
+    pub(crate) fn lock(&self, shard: usize) -> MutexGuard<'_, Shard> {
+        self.shards[shard].lock()
+    }
+
+    /// The shard that holds, or would hold, `fingerprint`.
+    pub(crate) fn lock_for(&self, fingerprint: Fingerprint) -> MutexGuard<'_, Shard> {
+        self.lock(self.shard_of(fingerprint))
+    }
+
+    pub(crate) fn shards(&self) -> usize {
+        self.shards.len()
+    }
+
+    /// What the eviction policy calls the object in `slot` of `shard`: dense, since fingerprints spread evenly.
+    pub(crate) fn object_id(&self, shard: usize, slot: HotSlot) -> ObjectId {
+        ObjectId(slot.0 * self.shards.len() as u32 + shard as u32)
+    }
+
+    /// The inverse of [`object_id`](Self::object_id).
+    pub(crate) fn place_of(&self, id: ObjectId) -> (usize, HotSlot) {
+        let shards = self.shards.len() as u32;
+        ((id.0 % shards) as usize, HotSlot(id.0 / shards))
+    }
+
+    /// Objects in DRAM now.
+    pub(crate) fn residents(&self) -> u64 {
+        self.residents.now.load(Ordering::Relaxed)
+    }
+
+    /// The most objects that were ever in DRAM.
+    pub(crate) fn residents_peak(&self) -> u64 {
+        self.residents.peak.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn len(&self) -> u64 {
+        self.shards.iter().map(|shard| shard.lock().len() as u64).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fingerprint(n: u64) -> Fingerprint {
+        Fingerprint {
+            high: n.wrapping_mul(0x9e37_79b9_7f4a_7c15),
+            low: n.wrapping_mul(0xd134_2543_de82_ef95),
+        }
+    }
+
+    #[test]
+    fn rows_are_found_removed_and_their_slots_reused() {
+        let index = Index::new(4);
+        for n in 0..10_000 {
+            index.lock_for(fingerprint(n)).insert(Row::new(fingerprint(n), Generation(n), n + 1, n));
+        }
+        assert_eq!(index.len(), 10_000);
+        for n in (0..10_000).step_by(2) {
+            let mut shard = index.lock_for(fingerprint(n));
+            let slot = shard.find(fingerprint(n)).unwrap();
+            let (row, hot) = shard.remove(slot);
+            assert!(row.generation == Generation(n) && hot.is_none());
+        }
+        for n in 0..10_000 {
+            let shard = index.lock_for(fingerprint(n));
+            let found = shard.find(fingerprint(n)).map(|slot| shard.row(slot).length());
+            assert_eq!(found, (n % 2 == 1).then_some(n + 1));
+        }
+        let chunks = |index: &Index| -> usize { (0..4).map(|shard| index.lock(shard).rows.len()).sum() };
+        let before = chunks(&index);
+        for n in 10_000..15_000 {
+            index.lock_for(fingerprint(n)).insert(Row::new(fingerprint(n), Generation(n), 1, n));
+        }
+        assert!(chunks(&index) <= before + 4, "freed rows are used again");
+        assert_eq!((0..4).map(|shard| index.lock(shard).all().count()).sum::<usize>(), 10_000);
+    }
+
+    #[test]
+    fn lengths_and_places_survive_the_packing() {
+        let mut row = Row::new(fingerprint(1), Generation(1), 1 << 32, 0);
+        assert_eq!((row.length(), row.below()), (1 << 32, None));
+        let at = Location { segment: SegmentId::new(3, 77), page: 16_383 };
+        row.set_below(Some(at));
+        assert_eq!(row.below(), Some(at));
+        assert!(row.count_read() && !row.count_read());
+        row.set_below(None);
+        assert_eq!((row.below(), row.reads), (None, 0));
+    }
+
+    #[test]
+    fn policy_ids_name_shard_and_slot() {
+        let index = Index::new(64);
+        for (shard, slot) in [(0, 0), (63, 0), (5, 1_000_000)] {
+            assert_eq!(index.place_of(index.object_id(shard, HotSlot(slot))), (shard, HotSlot(slot)));
+        }
+    }
+}
