@@ -72,10 +72,20 @@ impl Charge {
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
+
+    /// Gives the bytes back without calling the hook: for a charge that found no memory behind it, where the hook would
+    /// try the same again.
+    pub fn cancel(mut self) {
+        self.account.used.fetch_sub(self.bytes, Ordering::AcqRel);
+        self.bytes = 0;
+    }
 }
 
 impl Drop for Charge {
     fn drop(&mut self) {
+        if self.bytes == 0 {
+            return;
+        }
         self.account.used.fetch_sub(self.bytes, Ordering::AcqRel);
         if let Some(released) = self.account.released.get() {
             released();
@@ -104,5 +114,19 @@ mod tests {
         assert!(budget.try_charge(u64::MAX).is_none());
         drop(second);
         assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn a_cancelled_charge_comes_back_without_a_word() {
+        let budget = Budget::new(100);
+        let told = Arc::new(AtomicU64::new(0));
+        let hook = Arc::clone(&told);
+        budget.on_release(move || {
+            hook.fetch_add(1, Ordering::Relaxed);
+        });
+        budget.try_charge(60).unwrap().cancel();
+        assert_eq!((budget.used(), told.load(Ordering::Relaxed)), (0, 0));
+        drop(budget.try_charge(60).unwrap());
+        assert_eq!((budget.used(), told.load(Ordering::Relaxed)), (0, 1));
     }
 }

@@ -40,6 +40,9 @@ pub struct ArenaOptions {
     pub prefault_threads: usize,
     /// Tries huge pages: hugetlbfs first, else transparent ones.
     pub huge_pages: bool,
+    /// Keeps the name until the arena is closed, so that the next start finds what a killed process left. Off for memory that
+    /// nobody will look for: it ends with the process.
+    pub keep_name: bool,
 }
 
 /// A piece of the arena, to be registered as one buffer with io_uring (or a NIC).

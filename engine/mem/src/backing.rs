@@ -71,7 +71,7 @@ impl Places {
         let threads = options.prefault_threads;
         let mut degraded = Vec::new();
         let mut without_huge = None;
-        if options.huge_pages {
+        if options.huge_pages && options.keep_name {
             match self.on_huge_pages(bytes, threads) {
                 Ok(memory) => return Ok(Opened { memory, backing: Backing::HugetlbFile, degraded }),
                 Err(error) => without_huge = Some(error),
@@ -79,6 +79,10 @@ impl Places {
         }
         require_available(bytes)?;
         let ask_huge = options.huge_pages;
+        if !options.keep_name {
+            let memory = self.on_memfd(bytes, threads, ask_huge)?;
+            return Ok(Opened { memory, backing: Backing::Memfd, degraded });
+        }
         let (memory, backing) = match self.on_shared_memory(bytes, threads, ask_huge) {
             Ok(memory) => (memory, Backing::SharedMemoryFile),
             Err(error) => {

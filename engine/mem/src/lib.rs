@@ -14,11 +14,11 @@ mod sys;
 
 pub use arena::{Arena, ArenaOptions, Region};
 pub use backing::Backing;
-pub use slot::{Buf, BufMut, RawSpan, lend};
+pub use slot::{Buf, BufMut, RawSpan, Whole, lend};
 
 /// The unit of allocation and of direct I/O.
 pub const PAGE_BYTES: usize = 4096;
-/// The unit of mapping: the largest piece of an object, a huge page, and SPDK's unit of registration.
+/// The unit of mapping: the largest block of the buddy system, a huge page, and SPDK's unit of registration.
 pub const CHUNK_BYTES: usize = 2 << 20;
 /// The largest piece that io_uring registers as one buffer; no chunk crosses a piece.
 pub const REGION_BYTES: u64 = 1 << 30;

@@ -32,6 +32,8 @@ enum Home {
     Arena(Arc<Shared>),
     Heap(Layout),
     Lent(Arc<Gate>),
+    /// Some pages of another buffer, which lives on until its last part is gone.
+    Part(#[expect(dead_code, reason = "held for its drop alone")] Arc<Inner>),
 }
 
 /// The memory behind a `BufMut` or a family of `Buf`s.
@@ -56,6 +58,7 @@ impl Drop for Inner {
                 unsafe { std::alloc::dealloc(self.spans[0].address, *layout) }
             }
             Home::Lent(gate) => gate.open(),
+            Home::Part(_) => {} // the reference it drops next is all it holds
         }
     }
 }
@@ -150,7 +153,7 @@ impl BufMut {
                 continue;
             }
             let take = source.len().min(span.len() - skip);
-            span[skip..skip + take].copy_from_slice(&source[..take]);
+            sum::copy(&mut span[skip..skip + take], &source[..take]);
             source = &source[take..];
             skip = 0;
             if source.is_empty() {
@@ -201,6 +204,20 @@ impl BufMut {
     /// Ends writing: the memory is shared and read-only from here on.
     pub fn freeze(self) -> Buf {
         Buf(Arc::new(self.0))
+    }
+
+    /// Cuts the buffer into parts of `part_bytes` (whole pages; the last part may be shorter), each with one owner, so that
+    /// a value that lies in several places is read into one buffer. [`Whole::join`] makes them one again.
+    ///
+    /// Panics when `part_bytes` is 0 or not whole pages.
+    pub fn split(self, part_bytes: usize) -> (Vec<BufMut>, Whole) {
+        assert!(part_bytes > 0, "a part holds at least one page");
+        let whole = Arc::new(self.0);
+        let parts = (0..whole.len).step_by(part_bytes).map(|at| {
+            let len = part_bytes.min(whole.len - at);
+            BufMut(Inner { spans: whole.cut(at, len), len, home: Home::Part(Arc::clone(&whole)) })
+        });
+        (parts.collect(), Whole(whole))
     }
 
     fn contiguous_mut(&mut self, at: usize, len: usize) -> Option<&mut [u8]> {
@@ -261,13 +278,65 @@ impl Buf {
         bytes
     }
 
-    /// How many owners the memory has, this one included.
+    /// How many owners the memory has, this one and slices of it included.
     pub fn owners(&self) -> usize {
         Arc::strong_count(&self.0)
+    }
+
+    /// The bytes `at..at + len` as a buffer of their own that shares this one's memory: what a device is given when only
+    /// some pages are to be written. Panics when `at` is not a page boundary, `len` is 0 or the range is too long.
+    pub fn slice(&self, at: usize, len: usize) -> Buf {
+        Buf(Arc::new(Inner { spans: self.0.cut(at, len), len, home: Home::Part(Arc::clone(&self.0)) }))
+    }
+
+    /// Makes the memory writable again when this is its only owner; gives the buffer back otherwise, and for a slice.
+    pub fn thaw(self) -> Result<BufMut, Buf> {
+        if matches!(self.0.home, Home::Part(_)) {
+            return Err(self); // the pages belong to the buffer that it was cut from too
+        }
+        Arc::try_unwrap(self.0).map(BufMut).map_err(Buf)
+    }
+}
+
+/// What is left of a buffer that was [split](BufMut::split): the right to become whole again.
+pub struct Whole(Arc<Inner>);
+
+impl Whole {
+    /// Takes the parts back. `None` when one of them is missing: then the memory is free when its last part is gone.
+    pub fn join(self, parts: Vec<BufMut>) -> Option<BufMut> {
+        drop(parts);
+        Arc::try_unwrap(self.0).ok().map(BufMut)
     }
 }
 
 impl Inner {
+    /// The memory of `at..at + len`, up to the end of its last page.
+    fn cut(&self, at: usize, len: usize) -> SmallVec<[RawSpan; 3]> {
+        assert!(at.is_multiple_of(PAGE_BYTES), "a part of a buffer starts on a page");
+        assert!(len > 0 && at + len <= self.len, "a part ends within its buffer");
+        let (mut skip, mut left) = (at, round_up_to_page(len));
+        let mut spans = SmallVec::new();
+        for span in &self.spans {
+            let bytes = span.bytes as usize;
+            if skip >= bytes {
+                skip -= bytes;
+                continue;
+            }
+            let take = left.min(bytes - skip);
+            // Lossless: no more than the span's own length.
+            spans.push(RawSpan {
+                address: span.address.wrapping_add(skip),
+                bytes: take as u32,
+                region: span.region,
+            });
+            (skip, left) = (0, left - take);
+            if left == 0 {
+                break;
+            }
+        }
+        spans
+    }
+
     fn read_spans(&self) -> impl Iterator<Item = &[u8]> {
         let mut left = self.len;
         self.spans.iter().map_while(move |span| {
@@ -291,7 +360,7 @@ impl Inner {
                 continue;
             }
             let take = (target.len() - done).min(span.len() - skip);
-            target[done..done + take].copy_from_slice(&span[skip..skip + take]);
+            sum::copy(&mut target[done..done + take], &span[skip..skip + take]);
             done += take;
             skip = 0;
         }
@@ -360,6 +429,12 @@ pub fn lend<R>(target: &mut [u8], work: impl FnOnce(BufMut) -> R) -> R {
     });
     let _wait = WaitAtEnd(gate);
     work(buf)
+}
+
+impl fmt::Debug for Whole {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Whole({} bytes)", self.0.len)
+    }
 }
 
 impl fmt::Debug for BufMut {

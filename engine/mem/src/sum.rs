@@ -538,12 +538,15 @@ mod tests {
     #[test]
     fn blocks_and_random_lengths() {
         let (data, mut room, mut dice) = (bytes(200 * 1024 + 64), Vec::new(), Dice(7));
-        let cases = if cfg!(miri) { 2 } else { 300 };
-        for len in [64 << 10, (128 << 10) - 1, 128 << 10, (128 << 10) + 1] {
+        // Miri runs the portable path, which is the library's: a few short ones show that the pointers are right.
+        let (cases, longest) = if cfg!(miri) { (2, 2048) } else { (300, 200 * 1024) };
+        for len in
+            [64 << 10, (128 << 10) - 1, 128 << 10, (128 << 10) + 1].into_iter().filter(|len| *len <= longest)
+        {
             check(&data[..len], 0, &mut room);
         }
         for _ in 0..cases {
-            let (len, start) = (dice.below(200 * 1024 + 1), dice.below(64));
+            let (len, start) = (dice.below(longest + 1), dice.below(64));
             check(&data[start..start + len], dice.below(64), &mut room);
         }
     }

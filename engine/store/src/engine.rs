@@ -193,10 +193,13 @@ impl Engine {
         check_key(key)?;
         let fingerprint = self.inner.fingerprinter.fingerprint(namespace, key);
         let Some(row) = self.inner.forget(fingerprint, None, Gone::Removed) else { return Ok(false) };
-        if let (Some(location), Some(tier)) = (row.below(), self.inner.tiers.first()) {
+        let Some(tier) = self.inner.tiers.first() else { return Ok(true) };
+        if let Some(location) = row.below() {
             tier.free(location, row.length());
-            tier.bury(vec![(namespace, key.into(), row.generation)]).await?;
         }
+        // Also when the row names no copy below: one may be on its way there, and a segment that is not free yet may hold
+        // one that reclaim gave up, of this write or of an earlier one.
+        tier.bury(vec![(namespace, key.into(), row.generation)]).await?;
         Ok(true)
     }
 }

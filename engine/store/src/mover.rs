@@ -14,6 +14,9 @@ use crate::reasons::Gone;
 use crate::settings::Settings;
 use crate::wait::{Bell, Signal};
 
+/// Rounds of writing dirty objects in one flush.
+const WRITE_ROUNDS_MAX: usize = 64;
+
 /// What waits to be written below, and what is being written.
 #[derive(Default)]
 pub(crate) struct Mover {
@@ -226,12 +229,16 @@ impl Inner {
                     self.counters.demote_failures.fetch_add(1, Ordering::Relaxed);
                     hot.state = State::Dirty;
                     hot.failures = hot.failures.saturating_add(1);
-                    let place = std::mem::replace(&mut hot.place, Place::InOrder);
+                    // What is in the order, or departs, stays there: who takes it out of there finds it dirty.
+                    if hot.place != Place::Out {
+                        continue;
+                    }
+                    hot.place = Place::InOrder;
+                    let failures = hot.failures;
                     let tag = shard.row(row).fingerprint.low;
-                    let failures = shard.resident(slot).map_or(0, |(_, hot)| hot.failures);
-                    if place == Place::Out && failures >= self.settings.demote_failures_max {
+                    if failures >= self.settings.demote_failures_max {
                         dropped.extend(self.drop_unwritten(&mut shard, row, Gone::DemoteFailed));
-                    } else if place == Place::Out {
+                    } else {
                         drop(shard);
                         order.policy.insert(out.id, Cost { bytes, tag }, Rank::Cold);
                     }
@@ -256,29 +263,35 @@ impl Inner {
         self.mover.add(dirty);
     }
 
-    fn dirty_objects(&self, before: u64) -> u64 {
-        let dirty = |shard: usize| {
-            let mut shard = self.index.lock(shard);
-            shard
-                .residents()
-                .filter(|(_, hot)| hot.state != State::Clean && hot.object.generation.0 <= before)
-                .count() as u64
-        };
-        (0..self.index.shards()).map(dirty).sum()
+    /// Objects stored before `before` that are not below, and the most failures that one of them met.
+    fn dirty_objects(&self, before: u64) -> (u64, u8) {
+        let (mut count, mut failures) = (0, 0);
+        for shard_number in 0..self.index.shards() {
+            let mut shard = self.index.lock(shard_number);
+            for (_, hot) in shard.residents() {
+                if hot.state != State::Clean && hot.object.generation.0 <= before {
+                    (count, failures) = (count + 1, failures.max(hot.failures));
+                }
+            }
+        }
+        (count, failures)
     }
 
     /// Writes everything that was stored before the call to the tier below. Unavailable when some of it could not be.
     pub(crate) async fn write_down(&self) -> Result<()> {
         let before = self.next_generation().0;
-        for _ in 0..=self.settings.demote_failures_max {
+        // One round is enough where nothing fails and reclaim takes no copy away meanwhile.
+        for _ in 0..WRITE_ROUNDS_MAX {
             self.queue_dirty();
             let queued = self.mover.queued();
             self.mover.ended.until(|| self.mover.written_to(queued)).await;
-            if self.dirty_objects(before) == 0 {
-                return Ok(());
+            match self.dirty_objects(before) {
+                (0, _) => return Ok(()),
+                (_, failures) if failures >= self.settings.demote_failures_max => break,
+                _ => {}
             }
         }
-        let left = self.dirty_objects(before);
+        let (left, _) = self.dirty_objects(before);
         Err(Error::unavailable(format!(
             "{left} objects could not be written to tier {}",
             self.tiers[0].info().name

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ebbtide_core::{Budget, Charge, HotUsage, TierUsage};
+use ebbtide_core::{Budget, Charge, HotUsage, TierInfo, TierUsage};
 
 use crate::engine::Engine;
 
@@ -118,6 +118,11 @@ impl Stats {
 }
 
 impl Engine {
+    /// What the tiers below are, top down.
+    pub fn tier_infos(&self) -> Vec<TierInfo> {
+        self.inner.tiers.iter().map(|tier| tier.info().clone()).collect()
+    }
+
     /// A reading of all counters: each right, not all of one moment.
     pub fn stats(&self) -> Stats {
         let inner = &self.inner;

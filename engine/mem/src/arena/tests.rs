@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 fn options(name: &str) -> ArenaOptions {
     let name = format!("test-{}-{name}", std::process::id());
-    ArenaOptions { name, bytes: 3 << 20, prefault_threads: 2, huge_pages: false }
+    ArenaOptions { name, bytes: 3 << 20, prefault_threads: 2, huge_pages: false, keep_name: true }
 }
 
 fn path(options: &ArenaOptions) -> PathBuf {
@@ -183,9 +183,25 @@ fn errors_name_the_thing_and_what_to_do() {
     let text = too_large.to_string();
     assert!(text.starts_with("arena of 8388608 MiB: ") && text.contains("make the arena smaller"), "{text}");
     for (name, bytes) in [("", 1), ("a/b", 1), ("a", 0), ("a", 16 << 40), ("a", u64::MAX)] {
-        let options = ArenaOptions { name: name.to_owned(), bytes, prefault_threads: 1, huge_pages: false };
+        let options = ArenaOptions {
+            name: name.to_owned(),
+            bytes,
+            prefault_threads: 1,
+            huge_pages: false,
+            keep_name: true,
+        };
         let error = Arena::open(&options).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{error}");
         assert!(error.to_string().contains("need"), "{error}");
     }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "needs files and mmap")]
+fn memory_without_a_name_leaves_no_file() {
+    let options = ArenaOptions { keep_name: false, ..options("nameless") };
+    let arena = Arena::open(&options).unwrap();
+    assert_eq!(arena.backing(), Backing::Memfd);
+    assert!(!path(&options).exists());
+    assert!(arena.degraded().is_empty(), "{:?}", arena.degraded());
 }

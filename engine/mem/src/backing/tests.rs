@@ -9,7 +9,13 @@ fn places(name: &str, shared: &str) -> Places {
 }
 
 fn options() -> ArenaOptions {
-    ArenaOptions { name: "unused".to_owned(), bytes: 2 << 20, prefault_threads: 1, huge_pages: false }
+    ArenaOptions {
+        name: "unused".to_owned(),
+        bytes: 2 << 20,
+        prefault_threads: 1,
+        huge_pages: false,
+        keep_name: true,
+    }
 }
 
 #[test]

@@ -190,3 +190,62 @@ fn lend_of_nothing_panics() {
 fn pause() {
     std::thread::sleep(Duration::from_millis(if cfg!(miri) { 1 } else { 20 }));
 }
+
+#[test]
+fn parts_are_written_apart_and_become_whole_again() {
+    let (arena, _held) = crumbs();
+    let source = body(7 * 4096 + 100);
+    for mut buf in [arena.alloc(source.len()).unwrap(), BufMut::heap(source.len())] {
+        buf.spans_mut().for_each(|span| span.fill(0));
+        let addresses: Vec<_> = buf.raw_spans().to_vec();
+        let (mut parts, whole) = buf.split(2 * 4096);
+        assert_eq!(parts.iter().map(BufMut::len).collect::<Vec<_>>(), [8192, 8192, 8192, 4196]);
+        for (part, source) in parts.iter_mut().zip(source.chunks(8192)) {
+            part.write_at(0, source);
+            part.zero_padding();
+        }
+        let buf = whole.join(parts).unwrap();
+        assert_eq!(buf.raw_spans(), addresses);
+        assert_eq!(buf.freeze().to_vec(), source);
+    }
+    assert_eq!(arena.used_bytes(), 256 * 4096, "the memory of the parts did not come back once");
+}
+
+#[test]
+fn a_part_that_is_still_away_keeps_the_memory() {
+    let (arena, held) = crumbs();
+    drop(held);
+    let before = arena.used_bytes();
+    let (mut parts, whole) = arena.alloc(3 * 4096).unwrap().split(4096);
+    let away = parts.pop();
+    assert!(whole.join(parts).is_none());
+    assert_eq!(arena.used_bytes(), before + 3 * 4096, "a device may still write to it");
+    drop(away);
+    assert_eq!(arena.used_bytes(), before);
+}
+
+#[test]
+fn a_slice_shares_memory_and_nothing_thaws_while_it_is_out() {
+    let (arena, _held) = crumbs();
+    let source = body(3 * 4096 + 9);
+    let mut buf = arena.alloc(source.len()).unwrap();
+    buf.write_at(0, &source);
+    buf.zero_padding();
+    let buf = buf.freeze();
+    let slice = buf.slice(4096, 4096 + 10);
+    assert_eq!(slice.to_vec(), source[4096..8202]);
+    assert_eq!(slice.raw_spans().iter().map(|span| span.bytes).sum::<u32>(), 8192);
+    assert_eq!(slice.raw_spans()[0], buf.raw_spans()[1]);
+    let buf = buf.thaw().unwrap_err();
+    let slice = slice.thaw().unwrap_err();
+    drop(buf);
+    assert_eq!(slice.to_vec(), source[4096..8202], "freed under its slice");
+    let whole = arena.alloc(4096).unwrap().freeze();
+    let copy = whole.clone();
+    let whole = whole.thaw().unwrap_err();
+    drop(copy);
+    assert!(whole.thaw().is_ok());
+    for (at, len) in [(1, 10), (0, 0), (4096, 10_000)] {
+        assert!(catch_unwind(AssertUnwindSafe(|| slice.slice(at, len))).is_err(), "{at} {len}");
+    }
+}
