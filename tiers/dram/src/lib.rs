@@ -33,9 +33,15 @@ impl DramTier {
 
     fn alloc(&self, budget: &Budget, length: usize, charge: u64) -> Option<(BufMut, Charge)> {
         let charge = budget.try_charge(charge)?;
-        // Memory goes back before its charge does (see `Object`), so a charge finds it; should it not, the caller waits.
-        let memory = self.arena.alloc(length)?;
-        Some((memory, charge))
+        // Memory goes back before its charge does (see `Object`), so a charge finds it. But for memory that a device keeps
+        // after a timeout: then there is none until the kernel has let go.
+        match self.arena.alloc(length) {
+            Some(memory) => Some((memory, charge)),
+            None => {
+                charge.cancel();
+                None
+            }
+        }
     }
 }
 
