@@ -175,3 +175,18 @@ fn drives_bare() {
         assert_eq!(device.drive(spec).unwrap_err().kind(), ErrorKind::Invalid);
     }
 }
+
+/// Loses the content of the device that `EBBTIDE_TEST_DEVICE` names, for example a loop device.
+#[test]
+fn conforms_on_a_block_device() {
+    let Ok(path) = std::env::var("EBBTIDE_TEST_DEVICE") else {
+        eprintln!("skipped: EBBTIDE_TEST_DEVICE names no block device");
+        return;
+    };
+    let path = std::path::Path::new(&path);
+    let uring: Arc<dyn BlockDevice> = Arc::new(UringDevice::open(path, &UringOptions::default()).unwrap());
+    conformance::all(on_heap(&uring));
+    drop(uring);
+    let psync: Arc<dyn BlockDevice> = Arc::new(PsyncDevice::open(path, &PsyncOptions::default()).unwrap());
+    conformance::all(on_heap(&psync));
+}

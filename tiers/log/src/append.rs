@@ -1,34 +1,30 @@
 //! Writing: objects are cut into pieces, pieces packed into groups, groups placed in open segments and sent.
-//!
-//! Placing is quick and under the lock; sending and landing are not. A group counts when its write and that of its
-//! segment's header are done.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use ebbtide_core::{
-    BLOCK_BYTES, Batch, Error, Intent, KEY_BYTES_MAX, Location, MediumOp, Object, Result, SegmentId,
+    BLOCK_BYTES, Error, Intent, KEY_BYTES_MAX, Location, MediumOp, Object, Result, SegmentId, blocks_in,
 };
 use ebbtide_mem::{Buf, round_up_to_page};
-use futures_channel::oneshot;
 use smallvec::SmallVec;
 
-use crate::format::group::{self, Group, Place};
+use crate::flight::Flight;
+use crate::format::group::{Group, Place};
 use crate::format::record::{Kind, Record};
 use crate::format::segment::{Header, Use};
 use crate::format::{PAGE, pages_in};
-use crate::log::{
-    GROUP_BYTES_MAX, HeaderState, Log, Phase, RESERVED_SEGMENTS, SEALING_MAX, Stage, State, Writing,
-};
+use crate::log::Log;
+use crate::place::Placement;
 use crate::reclaim::Grave;
-use crate::room::{Purpose, Ticket, wake};
+use crate::room::Purpose;
 
 /// What one record will stand for.
-struct Piece {
+pub(crate) struct Piece {
     body: Body,
     /// Bytes of a value; 0 for a tombstone.
-    stored: u64,
-    record_bytes: usize,
+    pub(crate) stored: u64,
+    pub(crate) record_bytes: usize,
 }
 
 enum Body {
@@ -39,40 +35,6 @@ enum Body {
         parts: u16,
     },
     Grave(Grave),
-}
-
-/// Room for a group.
-struct Placement {
-    segment: SegmentId,
-    sequence: u64,
-    /// The greatest sequence given out by now: the barrier of tombstones.
-    latest: u64,
-    page: u32,
-    run_pages: u32,
-    pages: u32,
-    /// Pieces that fit.
-    count: usize,
-    /// True for the first group of a segment, which carries its header.
-    first: bool,
-}
-
-/// What a writer does next.
-enum Step {
-    Placed(Placement),
-    /// Makes `segment` ready; `full` is sealed.
-    Open {
-        segment: SegmentId,
-        full: Option<SegmentId>,
-    },
-    Wait(oneshot::Receiver<()>),
-}
-
-/// What one medium offers.
-enum OnMedium {
-    Step(Step),
-    /// A segment is being opened, or too many are being sealed.
-    Busy,
-    NoRoom,
 }
 
 impl Log {
@@ -188,202 +150,6 @@ impl Log {
         Ok(())
     }
 
-    /// Finds room for as many of `pieces` as make a group. Waits in line for it, and lets `flights` land meanwhile: what it
-    /// waits for may be the sealing of their segments.
-    async fn place(
-        self: &Arc<Self>,
-        pieces: &[Piece],
-        purpose: Purpose,
-        flights: &mut [Flight],
-    ) -> Result<Placement> {
-        let mut ticket = Ticket::new(Arc::clone(self), purpose);
-        loop {
-            let step = {
-                let mut state = self.state.lock();
-                self.step(&mut state, pieces, purpose, &mut ticket.number)?
-            };
-            match step {
-                Step::Placed(placement) => return Ok(placement),
-                Step::Open { segment, full } => {
-                    full.into_iter().for_each(|full| self.spawn_seal(full));
-                    self.open(segment).await?;
-                }
-                Step::Wait(woken) => {
-                    for flight in &mut *flights {
-                        let _ = flight.land().await; // asked for again at the end
-                    }
-                    if !flights.is_empty() && self.waits_for_itself() {
-                        return Err(Error::full(format!(
-                            "tier {}: the batch takes all of it",
-                            self.info.name
-                        )));
-                    }
-                    let _ = woken.await; // a sender that is gone says the same: try again
-                }
-            }
-        }
-    }
-
-    /// True when every segment that reclaim could free is held by batches that have not ended, of which this is one.
-    fn waits_for_itself(&self) -> bool {
-        let state = self.state.lock();
-        let free = state.free_segments > RESERVED_SEGMENTS;
-        let opening = state.lanes.iter().any(|lane| lane.opening);
-        !free
-            && !opening
-            && !state.segments().any(|(_, segment)| segment.phase.is_past_open() && segment.held == 0)
-    }
-
-    fn step(
-        &self,
-        state: &mut State,
-        pieces: &[Piece],
-        purpose: Purpose,
-        ticket: &mut Option<u64>,
-    ) -> Result<Step> {
-        match state.stage {
-            Stage::Running => {}
-            Stage::Fresh => {
-                return Err(Error::internal(format!("tier {}: not recovered yet", self.info.name)));
-            }
-            Stage::Closed => return Err(Error::closed(format!("tier {} is closed", self.info.name))),
-        }
-        if !state.queue(purpose).may_try(*ticket) {
-            return Ok(Step::Wait(state.queue(purpose).wait(ticket)));
-        }
-        let mut on_its_way = false;
-        let media = state.lanes.len();
-        for medium in (state.turn..state.turn + media).map(|turn| turn % media) {
-            match self.step_on(medium, state, pieces, purpose) {
-                OnMedium::Step(step) => {
-                    // The next group goes to the next medium; who opens a segment comes back to it.
-                    state.turn = medium + usize::from(matches!(step, Step::Placed(_)));
-                    return Ok(step);
-                }
-                OnMedium::Busy => on_its_way = true,
-                OnMedium::NoRoom => {}
-            }
-        }
-        if purpose == Purpose::Reinsert && !on_its_way {
-            return Err(Error::full(format!("tier {}: no free segment is left for reclaim", self.info.name)));
-        }
-        Ok(Step::Wait(state.queue(purpose).wait(ticket)))
-    }
-
-    /// Places a group in the open segment of a medium, or takes the next segment there.
-    fn step_on(&self, medium: usize, state: &mut State, pieces: &[Piece], purpose: Purpose) -> OnMedium {
-        let free = state.free_segments;
-        let open = state.lanes[medium].open.map(|slot| SegmentId::new(medium as u8, slot));
-        if let Some(id) = open {
-            let sequences = (state.segment(id).sequence, state.sequence);
-            let writing = state.writing.get_mut(&id).expect("an open segment is being written");
-            // What was opened from the reserve is for reclaim, until reclaim has made up for it.
-            let may_append = purpose != Purpose::Demote || !writing.from_reserve || free >= RESERVED_SEGMENTS;
-            if may_append && let Some(placement) = self.fit(id, sequences, writing, pieces) {
-                state.segment(id).held += 1;
-                return OnMedium::Step(Step::Placed(placement));
-            }
-        }
-        let lane = &mut state.lanes[medium];
-        if lane.opening || (open.is_some() && lane.sealing >= SEALING_MAX) {
-            return OnMedium::Busy;
-        }
-        if free <= if purpose == Purpose::Demote { RESERVED_SEGMENTS } else { 0 } {
-            return OnMedium::NoRoom;
-        }
-        let Some(slot) = lane.free.pop_front() else { return OnMedium::NoRoom };
-        lane.opening = true;
-        if let Some(id) = open {
-            detach(state, id);
-        }
-        let segment = SegmentId::new(medium as u8, slot);
-        state.segment(segment).phase = Phase::Opening;
-        state.free_segments -= 1;
-        OnMedium::Step(Step::Open { segment, full: open })
-    }
-
-    /// Takes room for a group in a segment; `None` when not even the first piece fits.
-    fn fit(
-        &self,
-        segment: SegmentId,
-        (sequence, latest): (u64, u64),
-        writing: &mut Writing,
-        pieces: &[Piece],
-    ) -> Option<Placement> {
-        let (mut records, mut values, mut value_bytes) = (0, 0, 0);
-        let mut fits = None;
-        for (index, piece) in pieces.iter().enumerate() {
-            records += piece.record_bytes;
-            values += pages_in(piece.stored);
-            value_bytes += piece.stored;
-            let pages = group::run_pages(records) + values;
-            let footer = pages_in((writing.footer_bytes + records) as u64);
-            let end = u64::from(writing.cursor) + pages + footer;
-            let too_long = index > 0 && value_bytes.max(records as u64) > GROUP_BYTES_MAX;
-            if too_long || end > u64::from(self.geometry.last_page()) {
-                break;
-            }
-            fits = Some((index + 1, records, pages));
-        }
-        let (count, records, pages) = fits?;
-        let placement = Placement {
-            segment,
-            sequence,
-            latest,
-            page: writing.cursor,
-            // Lossless: within a segment of at most 2^18 pages.
-            run_pages: group::run_pages(records) as u32,
-            pages: pages as u32,
-            count,
-            first: writing.header == HeaderState::Unsent,
-        };
-        writing.cursor += placement.pages;
-        writing.footer_bytes += records;
-        writing.in_flight += 1;
-        if placement.first {
-            writing.header = HeaderState::InFlight;
-        }
-        Some(placement)
-    }
-
-    /// Makes a segment that was taken from the free ones the open one of its medium.
-    async fn open(self: &Arc<Self>, id: SegmentId) -> Result<()> {
-        /// Gives the slot back when the writer goes away or the medium refuses.
-        struct Undo(Arc<Log>, SegmentId, bool);
-        impl Drop for Undo {
-            fn drop(&mut self) {
-                if self.2 {
-                    let mut state = self.0.state.lock();
-                    state.lanes[self.1.medium()].opening = false;
-                    state.set_free(self.1);
-                }
-            }
-        }
-        let mut undo = Undo(Arc::clone(self), id, true);
-        self.media[id.medium()].create(id.slot()).await?;
-        undo.2 = false;
-        let mut state = self.state.lock();
-        let sequence = state.next_sequence();
-        let segment = state.segment(id);
-        (segment.phase, segment.sequence) = (Phase::Open, sequence);
-        let from_reserve = state.free_segments < RESERVED_SEGMENTS;
-        let writing = Writing {
-            cursor: 1,
-            footer_bytes: 0,
-            in_flight: 0,
-            header: HeaderState::Unsent,
-            from_reserve,
-            landed: Default::default(),
-            header_waiters: Vec::new(),
-            drained: None,
-        };
-        state.writing.insert(id, writing);
-        state.lanes[id.medium()].open = Some(id.slot());
-        state.lanes[id.medium()].opening = false;
-        state.stir();
-        Ok(())
-    }
-
     /// Encodes a group and starts its write.
     fn send(self: &Arc<Self>, placement: Placement, pieces: &[Piece], objects: &[Arc<Object>]) -> Flight {
         let Placement { segment, sequence, latest, page, run_pages, pages, count, first } = placement;
@@ -418,18 +184,7 @@ impl Log {
         self.stats.written_bytes.fetch_add(u64::from(page + pages - start) * PAGE, Ordering::Relaxed);
         let op = MediumOp::Write { slot: segment.slot(), offset: u64::from(start) * PAGE, from: values };
         let batch = self.media[segment.medium()].submit(vec![op]);
-        Flight {
-            log: Arc::clone(self),
-            segment,
-            page,
-            first,
-            tombstones,
-            records: records.into_boxed_slice(),
-            locations,
-            batch: Some(batch),
-            outcome: Ok(()),
-            landed: None,
-        }
+        Flight::new(Arc::clone(self), &placement, batch, records, locations, tombstones)
     }
 
     /// The header page of a segment.
@@ -457,7 +212,7 @@ impl Log {
     ) {
         let blocks_per_part = (self.geometry.part_bytes / BLOCK_BYTES as u64) as usize;
         let first_block = usize::from(part) * blocks_per_part;
-        let blocks = ebbtide_core::blocks_in(stored);
+        let blocks = blocks_in(stored);
         let sums: SmallVec<[u8; 64]> = object.sums.0[first_block..first_block + blocks]
             .iter()
             .flat_map(|sum| sum.to_le_bytes())
@@ -487,138 +242,5 @@ impl Log {
             true => object.value.clone(),
             false => object.value.slice(at as usize, stored),
         }
-    }
-
-    /// Counts a group as landed; says when to ask again while the segment's header is not there yet.
-    fn settle(
-        self: &Arc<Self>,
-        flight: &mut Flight,
-    ) -> std::result::Result<Result<()>, oneshot::Receiver<()>> {
-        let mut full = None;
-        let result = {
-            let mut guard = self.state.lock();
-            let state = &mut *guard;
-            let id = flight.segment;
-            let writing =
-                state.writing.get_mut(&id).expect("a segment with groups in flight is being written");
-            if flight.first {
-                let failed = flight.outcome.is_err();
-                writing.header = if failed { HeaderState::Failed } else { HeaderState::Written };
-                wake(&mut writing.header_waiters);
-            }
-            if flight.outcome.is_ok() {
-                match writing.header {
-                    HeaderState::InFlight | HeaderState::Unsent => {
-                        let (sender, receiver) = oneshot::channel();
-                        writing.header_waiters.push(sender);
-                        return Err(receiver);
-                    }
-                    HeaderState::Failed => {
-                        flight.outcome =
-                            Err(Error::unavailable(format!("segment {id:?}: its header was not written")));
-                    }
-                    HeaderState::Written => {
-                        writing.landed.insert(flight.page, std::mem::take(&mut flight.records));
-                    }
-                }
-            }
-            writing.in_flight -= 1;
-            if writing.in_flight == 0
-                && let Some(drained) = writing.drained.take()
-            {
-                let _ = drained.send(());
-            }
-            let result = std::mem::replace(&mut flight.outcome, Ok(()));
-            let failed = result.is_err();
-            let segment = state.segment(id);
-            if !failed {
-                segment.tombstones += flight.tombstones;
-            }
-            // Where one write failed the next may too: go on in another segment.
-            if failed && segment.phase == Phase::Open {
-                detach(state, id);
-                full = Some(id);
-            }
-            result
-        };
-        if result.is_err() {
-            self.stats.write_errors.fetch_add(1, Ordering::Relaxed);
-        }
-        full.into_iter().for_each(|full| self.spawn_seal(full));
-        Ok(result)
-    }
-}
-
-/// Takes the open segment of its medium out of use, to be sealed.
-pub(crate) fn detach(state: &mut State, id: SegmentId) {
-    let lane = &mut state.lanes[id.medium()];
-    lane.open = None;
-    lane.sealing += 1;
-    lane.segments[id.slot() as usize].phase = Phase::Sealing;
-}
-
-/// A group on its way. It holds its segment from reclaim until it is dropped; when that is before it has landed, the
-/// landing goes on by itself.
-struct Flight {
-    log: Arc<Log>,
-    segment: SegmentId,
-    page: u32,
-    first: bool,
-    tombstones: u32,
-    records: Box<[u8]>,
-    locations: Vec<Location>,
-    batch: Option<Batch>,
-    outcome: Result<()>,
-    landed: Option<Result<()>>,
-}
-
-impl Flight {
-    /// Waits until the group counts, or does not. Can be asked again.
-    async fn land(&mut self) -> Result<()> {
-        if let Some(batch) = &mut self.batch {
-            let done = batch.await.pop();
-            self.batch = None;
-            self.outcome = match done {
-                Some(done) => done.result.map_err(|error| {
-                    let message = format!("write a group to segment {:?}: {error}", self.segment);
-                    Error::unavailable(message).with_source(error)
-                }),
-                None => Err(Error::internal("a write ended with no result")),
-            };
-        }
-        loop {
-            if let Some(landed) = &self.landed {
-                return landed.clone();
-            }
-            match Arc::clone(&self.log).settle(self) {
-                Ok(result) => self.landed = Some(result),
-                Err(header) => drop(header.await),
-            }
-        }
-    }
-}
-
-impl Drop for Flight {
-    fn drop(&mut self) {
-        if self.landed.is_some() {
-            self.log.state.lock().segment(self.segment).held -= 1;
-            return;
-        }
-        let mut rest = Flight {
-            log: Arc::clone(&self.log),
-            segment: self.segment,
-            page: self.page,
-            first: self.first,
-            tombstones: self.tombstones,
-            records: std::mem::take(&mut self.records),
-            locations: Vec::new(),
-            batch: self.batch.take(),
-            outcome: std::mem::replace(&mut self.outcome, Ok(())),
-            landed: None,
-        };
-        let landing = async move {
-            let _ = rest.land().await; // nobody is left to tell
-        };
-        self.log.env.spawn("land a group", Box::pin(landing));
     }
 }

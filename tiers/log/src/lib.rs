@@ -11,10 +11,12 @@
 
 mod append;
 mod checkpoint;
+mod flight;
 pub mod format;
 mod headers;
 mod log;
 mod parts;
+mod place;
 mod read;
 mod reclaim;
 mod recover;

@@ -12,11 +12,11 @@ use ebbtide_core::{Result, SegmentId};
 use ebbtide_mem::sum::sum;
 use futures_channel::oneshot;
 
-use crate::append::detach;
 use crate::format::record::{Kind, Records};
 use crate::format::segment::Trailer;
 use crate::format::{PAGE, pages_in};
 use crate::log::{HeaderState, Log, Phase};
+use crate::place::detach;
 
 impl Log {
     pub(crate) fn spawn_seal(self: &Arc<Self>, id: SegmentId) {

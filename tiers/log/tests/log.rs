@@ -177,11 +177,23 @@ fn without_its_header_a_segment_holds_nothing() {
     let mut lab = Lab::open(std::slice::from_ref(&device), 1).unwrap();
     device.fail_writes(65536..65537);
     let generation = lab.next_generation();
-    let objects = (0..6).map(|n| lab.object(format!("{n}").as_bytes(), generation, 150_000)).collect();
-    let results = lab.env.run(lab.tier.put_many(objects, Intent::Demote));
-    assert!(results.iter().all(Result::is_err), "answered as written, but recovery would not find it");
+    let objects: Vec<_> =
+        (0..40).map(|n| lab.object(format!("{n}").as_bytes(), generation, 100_000)).collect();
+    let results = lab.env.run(lab.tier.put_many(objects.clone(), Intent::Demote));
+    // Ten fit the first segment: answered as written they would not be found by recovery.
+    assert_eq!(results.iter().take_while(|result| result.is_err()).count(), 10);
+    for (object, location) in
+        objects.iter().zip(results).filter_map(|(object, result)| Some((object, result.ok()?)))
+    {
+        lab.set_row(object, location);
+    }
+    assert_eq!((lab.rows.len(), lab.check()), (30, 0));
     lab.env.settle();
-    assert_eq!(lab.tier.usage().used_bytes, 0);
+    assert_eq!(
+        lab.tier.usage().used_bytes,
+        3 * MIB as u64,
+        "the segment without a header was not given back"
+    );
     lab.put(&[(b"k", 150_000)]).unwrap();
     assert_eq!(lab.check(), 0);
 }

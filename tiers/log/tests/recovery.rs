@@ -58,6 +58,24 @@ fn a_torn_group_is_dropped_and_what_follows_it_is_found() {
     lab.assert_counts();
 }
 
+/// Nothing is flushed but by sealing. Whatever the power cut leaves of the rest, a row that is found reads right.
+#[test]
+fn a_trailer_speaks_of_durable_bytes() {
+    let device = device();
+    let mut lab = Lab::open(std::slice::from_ref(&device), 1).unwrap();
+    let mut sealed = 0;
+    for n in 0..22 {
+        lab.put(&[(format!("k{n:02}").as_bytes(), 200_000)]).unwrap();
+        lab.env.turn();
+        for seed in 0..3 {
+            let cut = again(device.after_power_cut(seed));
+            assert_eq!(cut.check(), 0, "a row was believed whose bytes never came");
+            sealed = sealed.max(cut.summary.segments_sealed);
+        }
+    }
+    assert!(sealed > 1, "too polite");
+}
+
 #[test]
 fn a_walked_segment_is_sealed_for_the_next_start() {
     let device = device();

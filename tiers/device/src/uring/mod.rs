@@ -312,6 +312,7 @@ fn run(
     match ring {
         Ok(ring) => {
             let _ = reply.send(Ok(()));
+            queue.serve_here();
             Worker::new(ring, queue, limits, degraded).run();
         }
         Err(error) => {

@@ -4,8 +4,9 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, OnceLock};
+use std::thread::ThreadId;
 
 use ebbtide_core::{Check, Error, Result};
 use ebbtide_mem::{Buf, BufMut, Region};
@@ -81,6 +82,8 @@ pub(super) struct Queue {
     state: Mutex<State>,
     room: Condvar,
     kick: Arc<File>,
+    /// The ring thread, which must never wait for itself.
+    server: OnceLock<ThreadId>,
 }
 
 /// What the ring thread found in the queue.
@@ -104,7 +107,22 @@ impl Queue {
             hungry: false,
             blocked: 0,
         };
-        Ok(Queue { requests_max, state: Mutex::new(state), room: Condvar::new(), kick: Arc::new(kick) })
+        Ok(Queue {
+            requests_max,
+            state: Mutex::new(state),
+            room: Condvar::new(),
+            kick: Arc::new(kick),
+            server: OnceLock::new(),
+        })
+    }
+
+    /// Says that this thread is the one that serves the queue.
+    pub(super) fn serve_here(&self) {
+        let _ = self.server.set(std::thread::current().id());
+    }
+
+    fn is_served_here(&self) -> bool {
+        self.server.get().is_some_and(|server| *server == std::thread::current().id())
     }
 
     /// The eventfd that ends the ring's wait.
@@ -112,11 +130,13 @@ impl Queue {
         Arc::clone(&self.kick)
     }
 
-    /// Queues `requests`, and first waits while the queue is full. A batch is taken whole. The tickets of what is not
+    /// Queues `requests`, and first waits while the queue is full, unless this is the ring thread (a waker or a
+    /// check that submits). A batch is taken whole. The tickets of what is not
     /// taken are answered with the reason.
     pub(super) fn push(&self, requests: Vec<Request>) {
         let mut state = self.state.lock();
-        while state.life == Life::Open && state.requests.len() >= self.requests_max {
+        while state.life == Life::Open && state.requests.len() >= self.requests_max && !self.is_served_here()
+        {
             state.blocked += 1;
             self.room.wait(&mut state);
             state.blocked -= 1;

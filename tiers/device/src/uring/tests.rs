@@ -165,3 +165,23 @@ fn options_out_of_bounds_are_refused() {
     assert_eq!(error.kind(), ErrorKind::Invalid);
     assert!(error.message().contains("/nowhere"), "{error}");
 }
+
+#[test]
+fn a_check_may_submit_to_a_full_queue() {
+    let options = UringOptions { queue_depth: 1, queue_ops_max: 1, ..Default::default() };
+    let (device, mut writer) = on_pipe(&options);
+    let device = Arc::new(device);
+    let (inner, (told, hears)) = (Arc::clone(&device), mpsc::channel());
+    let check: ebbtide_core::Check = Box::new(move |_| {
+        for _ in 0..3 {
+            told.send(inner.submit(vec![read(BufMut::heap(PAGE))])).unwrap();
+        }
+        Ok(())
+    });
+    let batch = device.submit(vec![Op::Read { offset: 0, into: BufMut::heap(PAGE), check: Some(check) }]);
+    writer.write_all(&[1; 4 * PAGE]).unwrap();
+    block_on(batch).pop().unwrap().result.unwrap();
+    for _ in 0..3 {
+        block_on(hears.recv().unwrap()).pop().unwrap().result.unwrap();
+    }
+}

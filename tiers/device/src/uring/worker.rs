@@ -83,6 +83,8 @@ pub(super) struct Worker {
     limits: Limits,
     degraded: Arc<Mutex<Vec<String>>>,
     files: Vec<Option<KnownFile>>,
+    /// Files whose devices are gone and whose operations are not.
+    leaving: Vec<FileId>,
     waiting: VecDeque<Request>,
     /// By the index of their memory.
     tasks: Vec<Option<Task>>,
@@ -112,6 +114,7 @@ impl Worker {
             limits,
             degraded,
             files: Vec::new(),
+            leaving: Vec::new(),
             waiting: VecDeque::new(),
             tasks: Vec::new(),
             partial: None,
@@ -163,6 +166,7 @@ impl Worker {
         self.refill();
         if self.now >= self.scan {
             self.time_out();
+            self.close_files();
         }
         if self.finished.iter().any(|finished| finished.task.check.is_some()) {
             let submitted = self.ring.submit();
@@ -433,13 +437,8 @@ impl Worker {
                 let _ = reply.send(added.map_err(|error| Error::io(format_args!("open {name}"), error)));
             }
             Command::RemoveFile { file } => {
-                let quiet = self.tasks.iter().flatten().all(|task| task.file != file)
-                    && self.waiting.iter().all(|request| request.file != file);
-                // A file with operations in flight stays until the ring ends: rare (a device dropped after a timeout).
-                if quiet {
-                    self.ring.remove_file(file);
-                    self.files[file.index()] = None;
-                }
+                self.leaving.push(file);
+                self.close_files();
             }
             Command::Register { regions, reply } => {
                 if let Err(error) = self.ring.register_regions(&regions) {
@@ -459,6 +458,22 @@ impl Worker {
                 let _ = reply.send(result);
             }
         }
+    }
+
+    /// Closes the files whose devices are gone, but for those that operations still refer to.
+    fn close_files(&mut self) {
+        let mut leaving = std::mem::take(&mut self.leaving);
+        leaving.retain(|file| {
+            let used = self.tasks.iter().flatten().any(|task| task.file == *file)
+                || self.waiting.iter().any(|request| request.file == *file)
+                || self.finished.iter().any(|finished| finished.task.file == *file);
+            if !used {
+                self.ring.remove_file(*file);
+                self.files[file.index()] = None;
+            }
+            used
+        });
+        self.leaving = leaving;
     }
 
     /// After the last answer: gives the kernel a bounded time to let go of what it still has.
