@@ -56,7 +56,8 @@ impl Inner {
 
     async fn reclaim_while_wanted(&self) {
         let tier = &self.tiers[0];
-        while tier.wants_reclaim() && !self.closed.load(Ordering::Acquire) {
+        // Also while the engine closes: what it writes down then may need the room.
+        while tier.wants_reclaim() {
             match tier.reclaim().await {
                 Ok(Some(victims)) => {
                     if let Err(error) = self.reclaim_segment(tier, victims).await {
@@ -196,18 +197,30 @@ impl Inner {
             }
         }
         let results = tier.put_many(objects, Intent::Reinsert).await;
+        let mut overtaken = Vec::new();
         for (keeper, result) in kept.into_iter().zip(results) {
             match result {
-                Ok(location) => self.relocate(tier, keeper, location),
+                Ok(location) if self.relocate(tier, keeper, location) => {}
+                Ok(_) => {
+                    let VictimRecord { namespace, key, generation, .. } = &keeper.record;
+                    overtaken.push((*namespace, key.clone(), *generation));
+                }
                 Err(error) => {
                     warn!(%error, object = %keeper.record.key.escape_ascii(), "a live object could not be written again");
                     self.drop_below(tier, keeper, Gone::DemoteFailed);
                 }
             }
         }
+        // A removal overtook the write: its tombstone may be older than the new copy, so it is said once more.
+        if !overtaken.is_empty()
+            && let Err(error) = tier.bury(overtaken).await
+        {
+            warn!(%error, "a removal could not be written; the object may come back with a restart");
+        }
     }
 
-    fn relocate(&self, tier: &Arc<dyn Tier>, keeper: &Keeper, location: Location) {
+    /// Points a row to where its value was written again; false when the row is gone, or points elsewhere by now.
+    fn relocate(&self, tier: &Arc<dyn Tier>, keeper: &Keeper, location: Location) -> bool {
         let mut shard = self.index.lock_for(keeper.fingerprint);
         let stands = shard.find(keeper.fingerprint).filter(|slot| {
             let row = shard.row(*slot);
@@ -220,6 +233,7 @@ impl Inner {
         let dead = if stands.is_some() { keeper.record.location } else { location };
         tier.free(dead, keeper.record.length);
         self.counters.reinserted.fetch_add(u64::from(stands.is_some()), Ordering::Relaxed);
+        stands.is_some()
     }
 
     /// Staging when there is some; reclaim must go on when there is none, so the heap otherwise.

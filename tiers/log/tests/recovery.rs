@@ -145,6 +145,27 @@ fn a_clean_start_reads_the_checkpoint_and_no_footer() {
     assert_eq!((lab.rows.len(), lab.check()), (30, 0));
 }
 
+/// Also when nothing has been written over the checkpoint yet.
+#[test]
+fn a_checkpoint_is_void_with_the_first_write() {
+    let device = device();
+    let mut lab = Lab::open(std::slice::from_ref(&device), 1).unwrap();
+    for n in 0..9 {
+        lab.put(&[(format!("k{n}").as_bytes(), 240_000)]).unwrap();
+    }
+    lab.env.settle();
+    lab.reclaim(|_| false).unwrap().unwrap(); // slot 0 is free again, behind the one that the checkpoint takes
+    lab.close().unwrap();
+    let second = MemDevice::of(device.durable(), 1);
+    let mut lab = Lab::open(std::slice::from_ref(&second), 2).unwrap();
+    assert!(lab.summary.from_checkpoint);
+    lab.put(&[(b"new", 5000)]).unwrap();
+    assert_eq!(lab.rows[b"new".as_slice()].location.segment.slot(), 0);
+    lab.flush().unwrap();
+    let lab = again(second.durable());
+    assert!(!lab.summary.from_checkpoint && lab.rows.contains_key(b"new".as_slice()), "flushed and lost");
+}
+
 #[test]
 fn a_start_that_ends_before_it_wrote_leaves_the_checkpoint_valid() {
     let device = device();

@@ -4,7 +4,7 @@ use ebbtide_core::{Cost, ObjectId};
 
 const NONE: u32 = u32::MAX;
 
-/// An object's links and what the policies keep of it.
+/// An object's links and marks: all that a touch looks at, so kept small and apart from the costs.
 #[derive(Clone, Copy)]
 pub(super) struct Node {
     newer: u32,
@@ -13,34 +13,40 @@ pub(super) struct Node {
     pub(super) list: u8,
     /// For the policy's use.
     pub(super) mark: u8,
-    pub(super) cost: Cost,
 }
 
-const VACANT: Node = Node { newer: NONE, older: NONE, list: 0, mark: 0, cost: Cost { bytes: 0, tag: 0 } };
+const _: () = assert!(std::mem::size_of::<Node>() == 12);
+
+const VACANT: Node = Node { newer: NONE, older: NONE, list: 0, mark: 0 };
 
 /// Nodes by object id.
 #[derive(Default)]
-pub(super) struct Nodes(Vec<Node>);
+pub(super) struct Nodes {
+    nodes: Vec<Node>,
+    costs: Vec<Cost>,
+}
 
 impl Nodes {
     pub(super) fn get(&self, id: ObjectId) -> Option<&Node> {
-        self.0.get(id.0 as usize).filter(|node| node.list != 0)
+        self.nodes.get(id.0 as usize).filter(|node| node.list != 0)
     }
 
     pub(super) fn get_mut(&mut self, id: ObjectId) -> Option<&mut Node> {
-        self.0.get_mut(id.0 as usize).filter(|node| node.list != 0)
+        self.nodes.get_mut(id.0 as usize).filter(|node| node.list != 0)
     }
 
     fn at(&mut self, id: u32) -> &mut Node {
-        &mut self.0[id as usize]
+        &mut self.nodes[id as usize]
     }
 
-    fn make(&mut self, id: ObjectId) -> &mut Node {
+    fn make(&mut self, id: ObjectId, cost: Cost) -> &mut Node {
         let at = id.0 as usize;
-        if at >= self.0.len() {
-            self.0.resize(at + 1, VACANT);
+        if at >= self.nodes.len() {
+            self.nodes.resize(at + 1, VACANT);
+            self.costs.resize(at + 1, Cost { bytes: 0, tag: 0 });
         }
-        &mut self.0[at]
+        self.costs[at] = cost;
+        &mut self.nodes[at]
     }
 }
 
@@ -61,7 +67,7 @@ impl List {
 
     pub(super) fn push_newest(&mut self, nodes: &mut Nodes, id: ObjectId, cost: Cost) {
         let newest = self.newest;
-        *nodes.make(id) = Node { newer: NONE, older: newest, list: self.number, mark: 0, cost };
+        *nodes.make(id, cost) = Node { newer: NONE, older: newest, list: self.number, mark: 0 };
         match newest {
             NONE => self.oldest = id.0,
             _ => nodes.at(newest).newer = id.0,
@@ -72,7 +78,7 @@ impl List {
 
     pub(super) fn push_oldest(&mut self, nodes: &mut Nodes, id: ObjectId, cost: Cost) {
         let oldest = self.oldest;
-        *nodes.make(id) = Node { newer: oldest, older: NONE, list: self.number, mark: 0, cost };
+        *nodes.make(id, cost) = Node { newer: oldest, older: NONE, list: self.number, mark: 0 };
         match oldest {
             NONE => self.newest = id.0,
             _ => nodes.at(oldest).older = id.0,
@@ -83,6 +89,27 @@ impl List {
 
     /// Takes `id`, which is in this list, out of it.
     pub(super) fn unlink(&mut self, nodes: &mut Nodes, id: ObjectId) -> Cost {
+        self.cut(nodes, id);
+        nodes.at(id.0).list = 0;
+        let cost = nodes.costs[id.0 as usize];
+        self.len -= 1;
+        self.bytes -= cost.bytes;
+        cost
+    }
+
+    /// Makes `id`, which is in this list, its newest.
+    pub(super) fn renew(&mut self, nodes: &mut Nodes, id: ObjectId) {
+        if self.newest == id.0 {
+            return;
+        }
+        self.cut(nodes, id);
+        let newest = std::mem::replace(&mut self.newest, id.0);
+        nodes.at(newest).newer = id.0;
+        let node = nodes.at(id.0);
+        (node.newer, node.older) = (NONE, newest);
+    }
+
+    fn cut(&mut self, nodes: &mut Nodes, id: ObjectId) {
         let node = *nodes.at(id.0);
         debug_assert_eq!(node.list, self.number);
         match node.newer {
@@ -93,10 +120,6 @@ impl List {
             NONE => self.oldest = node.newer,
             older => nodes.at(older).newer = node.newer,
         }
-        nodes.at(id.0).list = 0;
-        self.len -= 1;
-        self.bytes -= node.cost.bytes;
-        node.cost
     }
 
     pub(super) fn oldest(&self) -> Option<ObjectId> {

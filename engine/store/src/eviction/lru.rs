@@ -40,8 +40,7 @@ impl Eviction for Lru {
 
     fn touch(&mut self, id: ObjectId) {
         if self.nodes.get(id).is_some() {
-            let cost = self.order.unlink(&mut self.nodes, id);
-            self.order.push_newest(&mut self.nodes, id, cost);
+            self.order.renew(&mut self.nodes, id);
         }
     }
 
