@@ -170,6 +170,7 @@ impl<'a> Bench<'a> {
                 to: Walk::new(slots, &mut dice),
                 keys,
                 ask: Walk::new(slots, &mut dice),
+                asks: Vec::new(),
                 puts: Vec::new(),
                 copied: Vec::new(),
             });
@@ -197,11 +198,13 @@ impl<'a> Bench<'a> {
 
     /// Seconds an operation of one arm.
     fn slice(&mut self, arm: usize, copies: usize) -> Outcome<f64> {
-        if arm == PUT {
-            self.make_room(copies)?;
-        }
         let store = self.store;
         let operations = if arm == GET { GETS } else { copies };
+        match arm {
+            PUT => self.make_room(copies)?,
+            GET | GET_INTO => self.lanes.iter_mut().for_each(|lane| lane.prepare(operations)),
+            _ => {}
+        }
         let start = clock::now();
         let ends: Vec<ebbtide_core::Result<()>> = std::thread::scope(|scope| {
             let lanes = self.lanes.iter_mut();
@@ -326,10 +329,7 @@ fn say(report: &mut Report, key: &str, size: u64, rounds: &Rounds<ARMS>, repeate
         format!("{key}: memcpy GB/s"),
         format!("{} (÷ itself {})", shown(gb_per_s(MEMCPY), 2), shown(same, 3)),
     );
-    report.row(
-        format!("{key}: get_into ÷ memcpy"),
-        format!("{} (+{} µs)", shown(get_into, 3), shown(overhead_us, 2)),
-    );
+    report.row(format!("{key}: get_into ÷ memcpy"), format!("{} ({overhead_us:+.2} µs)", shown(get_into, 3)));
     report.row(format!("{key}: put ÷ memcpy"), shown(put, 3));
     report.row(format!("{key}: get ns"), shown(rounds.rate(GET) * 1e9, 0));
 }

@@ -1,7 +1,9 @@
 //! The same device, driven bare: on the same ring, on a file beside the store that was written before.
 
+use std::iter::Cycle;
 use std::path::Path;
 use std::time::Duration;
+use std::vec::IntoIter;
 
 use ebbtide_core::ErrorKind;
 use ebbtide_node::{Bare, BareResult, BareSpec, Store};
@@ -24,7 +26,7 @@ const SWEEP_SLICES: usize = 3;
 const SWEEP_SLICE_BYTES: u64 = 128 << 20;
 /// A slice of the sweep, and one of a round, ends after this time too.
 const SWEEP_TIME_MAX: Duration = Duration::from_millis(150);
-const SLICE_TIME_MAX: Duration = Duration::from_secs(2);
+pub(crate) const SLICE_TIME_MAX: Duration = Duration::from_secs(2);
 /// How often a bare run is tried while the store still has something in flight.
 const TRIES_MAX: u32 = 500;
 const TRY_AGAIN_AFTER: Duration = Duration::from_millis(2);
@@ -44,6 +46,16 @@ pub(crate) struct Shape {
     pub(crate) depth: u32,
 }
 
+/// One bare run: about `bytes`, with as many flushes spread over it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Drive {
+    pub(crate) way: Way,
+    pub(crate) shape: Shape,
+    pub(crate) bytes: u64,
+    pub(crate) flushes: u64,
+    pub(crate) time_max: Duration,
+}
+
 /// The bare arm.
 pub(crate) struct BareArm {
     store: Store,
@@ -51,6 +63,10 @@ pub(crate) struct BareArm {
     depth_max: u32,
     bytes: u64,
     dice: Dice,
+    /// Offsets of reads of one length, in random order: no place is read again before all others were.
+    order: (u64, Cycle<IntoIter<u64>>),
+    /// What each arm wrote since its last flush.
+    written: [u64; 2],
     pub(crate) sweeps: Sweeps,
 }
 
@@ -84,6 +100,8 @@ impl BareArm {
             depth_max: plan.options.store.queue_depth.unwrap_or(u32::MAX),
             bytes: plan.bare_bytes,
             dice: Dice::new(plan.run ^ 0xba5e),
+            order: (0, Vec::new().into_iter().cycle()),
+            written: [0; 2],
             sweeps: Sweeps { reads: Sweep::none(), writes: Sweep::none() },
         };
         arm.sweeps = match known {
@@ -105,7 +123,9 @@ impl BareArm {
             for step in 0..shapes.len() {
                 // There and back, so that a drift of the machine favours none.
                 let at = if slice.is_multiple_of(2) { step } else { shapes.len() - 1 - step };
-                let done = self.drive_for(way, shapes[at], SWEEP_SLICE_BYTES, SWEEP_TIME_MAX)?;
+                let flushes = if way == Way::Write { SWEEP_SLICE_BYTES / FLUSH_EVERY_BYTES } else { 0 };
+                let (shape, bytes, time_max) = (shapes[at], SWEEP_SLICE_BYTES, SWEEP_TIME_MAX);
+                let done = self.drive(Drive { way, shape, bytes, flushes, time_max })?;
                 rates[at].push(rate(&done));
                 progress.add(1);
             }
@@ -123,23 +143,37 @@ impl BareArm {
         }
     }
 
-    /// Moves about `bytes`, and tells how it went.
-    pub(crate) fn drive(&mut self, way: Way, shape: Shape, bytes: u64) -> Outcome<BareResult> {
-        self.drive_for(way, shape, bytes, SLICE_TIME_MAX)
+    /// A slice of about `bytes` in the best shape; the rate in bytes a second. Writers flush once per 64 MiB of all that `arm`
+    /// wrote, whichever slices it wrote them in.
+    pub(crate) fn slice(&mut self, way: Way, arm: usize, bytes: u64) -> Outcome<f64> {
+        let flushes = match way {
+            Way::Read => 0,
+            Way::Write => {
+                let written = self.written[arm] + bytes;
+                self.written[arm] = written % FLUSH_EVERY_BYTES;
+                written / FLUSH_EVERY_BYTES
+            }
+        };
+        let drive = Drive { way, shape: self.best(way), bytes, flushes, time_max: SLICE_TIME_MAX };
+        self.drive(drive).map(|done| rate(&done))
     }
 
-    fn drive_for(&mut self, way: Way, shape: Shape, bytes: u64, time_max: Duration) -> Outcome<BareResult> {
-        let slots = (self.bytes / shape.io_bytes).max(1);
+    /// Leaves nothing in the device's cache, so that no arm's flush pays for what another one wrote.
+    pub(crate) fn settle(&mut self) -> Outcome<()> {
+        let shape = Shape { io_bytes: PAGE_BYTES, depth: 1 };
+        let bytes = PAGE_BYTES;
+        self.drive(Drive { way: Way::Write, shape, bytes, flushes: 1, time_max: SLICE_TIME_MAX }).map(drop)
+    }
+
+    /// Moves about as many bytes as it is told, and tells how it went.
+    pub(crate) fn drive(&mut self, drive: Drive) -> Outcome<BareResult> {
+        let Drive { way, shape, bytes, flushes, time_max } = drive;
         let operations = bytes.div_ceil(shape.io_bytes).max(1);
-        let offsets: Vec<u64> = match way {
-            // One after the other, as a log writes; from a random place, so that no arm has places of its own.
-            Way::Write => {
-                let first = self.dice.below(slots);
-                (0..operations).map(|at| (first + at) % slots * shape.io_bytes).collect()
-            }
-            Way::Read => (0..operations).map(|_| self.dice.below(slots) * shape.io_bytes).collect(),
-        };
+        let bytes = operations * shape.io_bytes;
+        let offsets = self.offsets(way, shape.io_bytes, operations);
         let io_bytes = u32::try_from(shape.io_bytes).expect("no operation is as long as 4 GiB");
+        // Evenly over the run and not at its end: period × flushes is less than the whole, period × (flushes + 1) more.
+        let flush_every_bytes = if flushes > 0 { 2 * bytes / (2 * flushes + 1) } else { 0 };
         // The arms never overlap: a device that still works for the store refuses a bare run.
         let mut tries = 0;
         loop {
@@ -150,9 +184,9 @@ impl BareArm {
                 io_bytes,
                 depth: shape.depth,
                 offsets: Vec::clone(&offsets),
-                bytes_max: operations * shape.io_bytes,
+                bytes_max: bytes,
                 time_max,
-                flush_every_bytes: if way == Way::Write { FLUSH_EVERY_BYTES } else { 0 },
+                flush_every_bytes,
                 buffers: std::mem::take(&mut memory.buffers),
             };
             match self.bare.drive(spec) {
@@ -163,9 +197,19 @@ impl BareArm {
         }
     }
 
-    /// Moves about `bytes` in the best shape; the rate in bytes a second.
-    pub(crate) fn slice(&mut self, way: Way, bytes: u64) -> Outcome<f64> {
-        self.drive(way, self.best(way), bytes).map(|done| rate(&done))
+    fn offsets(&mut self, way: Way, io_bytes: u64, operations: u64) -> Vec<u64> {
+        let slots = (self.bytes / io_bytes).max(1);
+        if way == Way::Write {
+            // One after the other, as a log writes; from a random place, so that no arm has places of its own.
+            let first = self.dice.below(slots);
+            return (0..operations).map(|at| (first + at) % slots * io_bytes).collect();
+        }
+        if self.order.0 != io_bytes {
+            let mut order: Vec<u64> = (0..slots).map(|slot| slot * io_bytes).collect();
+            self.dice.shuffle(&mut order);
+            self.order = (io_bytes, order.into_iter().cycle());
+        }
+        self.order.1.by_ref().take(operations as usize).collect()
     }
 }
 

@@ -121,7 +121,7 @@ impl ReadPass<'_> {
                         back.slice_seconds.push(read.seconds);
                         read.below_bytes as f64 / read.seconds
                     } else {
-                        self.bare.slice(Way::Read, slice.len() as u64 * plan.value)?
+                        self.bare.slice(Way::Read, arm, slice.len() as u64 * plan.value)?
                     };
                 }
                 back.rounds.push(rates);

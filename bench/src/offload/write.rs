@@ -89,8 +89,14 @@ impl WritePass<'_> {
                     rate
                 } else {
                     let bytes = (slice.end - slice.start) * plan.value;
-                    account.leave_out(|| self.bare.slice(Way::Write, bytes))?
+                    account.leave_out(|| self.bare.slice(Way::Write, arm, bytes))?
                 };
+                // What the store wrote counts until it is durable; what the bare arm wrote does not count.
+                if arm == STORE {
+                    account.store(|| self.bare.settle())?;
+                } else {
+                    account.leave_out(|| self.bare.settle())?;
+                }
             }
             rounds.push(rates);
             if plan.options.reads == Reads::Zipf {

@@ -7,7 +7,10 @@ use crate::checksum::{BlockSums, Identity};
 use crate::words::{Generation, NamespaceId};
 
 /// An object whose bytes are in memory. Immutable; readers share it, and its memory is free when the last one is gone.
+///
+/// Laid out as written: what a read looks at stands beside the reference count, on the same cache line where it can.
 #[derive(Debug)]
+#[repr(C)]
 pub struct Object {
     /// The bytes. Declared before the charge, so that memory is free before its budget says so.
     pub value: Buf,

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::hash::Hasher;
 
-use siphasher::sip128::{Hasher128, SipHasher24};
+use siphasher::sip128::{Hasher128, SipHasher13};
 
 use crate::error::{Error, Result};
 
@@ -44,7 +44,7 @@ impl fmt::Debug for Fingerprint {
     }
 }
 
-/// Computes fingerprints under one secret (SipHash-2-4 with 128-bit output), so that nobody who lacks the secret can
+/// Computes fingerprints under one secret (SipHash-1-3 with 128-bit output), so that nobody who lacks the secret can
 /// make two keys collide.
 #[derive(Clone)]
 pub struct Fingerprinter {
@@ -59,7 +59,7 @@ impl Fingerprinter {
 
     /// The fingerprint of `key` in `namespace`.
     pub fn fingerprint(&self, namespace: NamespaceId, key: &[u8]) -> Fingerprint {
-        let mut hasher = SipHasher24::new_with_keys(self.secret[0], self.secret[1]);
+        let mut hasher = SipHasher13::new_with_keys(self.secret[0], self.secret[1]);
         hasher.write(&namespace.0);
         hasher.write(key);
         let hash = hasher.finish128();

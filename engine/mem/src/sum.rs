@@ -101,6 +101,35 @@ pub fn copy(dst: &mut [u8], src: &[u8]) {
     dst.copy_from_slice(src);
 }
 
+/// Asks for the first KiB of `source`, which will be read soon: for a caller who has something else to wait for meanwhile.
+pub fn expect_read(source: &[u8]) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    for line in source.chunks(LINE_BYTES).take(EXPECTED_LINES) {
+        // SAFETY: a prefetch is a hint: it neither faults nor changes anything. SSE is part of x86-64.
+        unsafe {
+            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(line.as_ptr().cast())
+        };
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = source;
+}
+
+/// Asks for the first KiB of `target`, which will be written soon. As [`expect_read`].
+pub fn expect_write(target: &mut [u8]) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    for line in target.chunks_mut(LINE_BYTES).take(EXPECTED_LINES) {
+        avx2::prefetch_to_write(line.as_mut_ptr());
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = target;
+}
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+const LINE_BYTES: usize = 64;
+/// As many as a core has in flight beside what it waits for.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+const EXPECTED_LINES: usize = 16;
+
 /// Where [`copy`] stops being `copy_from_slice`: below it there is too little left to prefetch.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 const COLD_COPY_BYTES_MIN: usize = 8 * 1024;
@@ -333,7 +362,7 @@ mod avx2 {
     /// unless the whole function is compiled for PRFCHW; each x86-64 processor that has AVX2
     /// executes the instruction, if only as a no-op.
     #[inline]
-    fn prefetch_to_write(address: *mut u8) {
+    pub(super) fn prefetch_to_write(address: *mut u8) {
         // SAFETY: a hint, for any address: it does not fault, and changes no memory and no flags.
         unsafe {
             asm!("prefetchw byte ptr [{}]", in(reg) address, options(nostack, preserves_flags, readonly))

@@ -9,7 +9,7 @@ use ebbtide_core::{
     BlockSums, Charge, Cost, Env, Error, Eviction, Fingerprint, Fingerprinter, Generation, HotTier, Identity,
     NamespaceId, Object, ObjectId, Placement, Rank, Result, Tier, TierView, check_key,
 };
-use ebbtide_mem::BufMut;
+use ebbtide_mem::{BufMut, sum};
 use futures_util::future::{Either, select};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -160,6 +160,8 @@ impl Engine {
     /// As [`put`](Self::put), but `None` instead of waiting for room.
     pub fn try_put(&self, namespace: NamespaceId, key: &[u8], value: &[u8]) -> Option<Result<Put>> {
         let inner = &self.inner;
+        // The lookup waits for memory; what the copy will need comes meanwhile.
+        sum::expect_read(value);
         let fingerprint = match inner.begin_put(namespace, key, value.len()) {
             Ok(Some(fingerprint)) => fingerprint,
             Ok(None) => return Some(Ok(Put::AlreadyStored)),
@@ -267,7 +269,11 @@ impl Inner {
             Either::Left((Err(_), _)) => {
                 Err(Error::closed("the store was closed while a put waited for room"))
             }
-            Either::Right(((), _)) => {
+            Either::Right(((), granted)) => {
+                // Who gave up is out of the line at once: the next one may need less.
+                drop(granted);
+                self.objects.serve();
+                self.make_room();
                 self.counters.puts_refused.fetch_add(1, Ordering::Relaxed);
                 let waited = self.settings.put_wait_max;
                 Err(Error::full(format!("no room in DRAM within {waited:?} (put_wait_max)")))
@@ -284,6 +290,7 @@ impl Inner {
         grant: Grant,
     ) -> Put {
         let (mut memory, charge) = grant;
+        memory.expect_write();
         let generation = self.next_generation();
         let identity = Identity::new(namespace, key, generation);
         let sums = identity.fill(&mut memory, value);
@@ -325,6 +332,7 @@ impl Inner {
         let slot = shard.warm(row, object, State::Dirty);
         drop(shard);
         self.announce(Event::Insert(self.index.object_id(shard_number, slot), cost));
+        self.serve_waiting();
         Put::Stored
     }
 
@@ -354,12 +362,12 @@ impl Inner {
         let shard_number = self.index.shard_of(fingerprint);
         let mut shard = self.index.lock(shard_number);
         let Some(row) = shard.find(fingerprint) else { return false };
-        match shard.row(row).hot() {
-            Some(slot) => {
-                let in_order = note_use(shard.hot_mut(slot));
+        match shard.hot_mut(row) {
+            Some(hot) => {
+                let (in_order, seat) = (note_use(hot), hot.seat);
                 drop(shard);
                 if in_order {
-                    self.announce(Event::Touch(self.index.object_id(shard_number, slot)));
+                    self.announce(Event::Touch(self.index.object_id(shard_number, seat)));
                 }
             }
             None => {
@@ -395,11 +403,10 @@ impl Inner {
         if generation.is_some_and(|generation| shard.row(slot).generation != generation) {
             return None;
         }
-        let hot_slot = shard.row(slot).hot();
         let (row, hot) = shard.remove(slot);
         drop(shard);
-        if let Some(hot_slot) = hot_slot {
-            order.policy.remove(self.index.object_id(shard_number, hot_slot));
+        if let Some(hot) = &hot {
+            order.policy.remove(self.index.object_id(shard_number, hot.seat));
         }
         if let Some(hot) = hot.as_ref().filter(|hot| hot.place == Place::Departing) {
             // Its entry in the queue finds nobody.
@@ -436,7 +443,8 @@ impl Inner {
         {
             let (shard_number, slot) = self.index.place_of(id);
             let mut shard = self.index.lock(shard_number);
-            let Some((row, hot)) = shard.resident(slot).filter(|(_, hot)| hot.departs(stay)) else {
+            let departs = |at: &(RowSlot, u32, &mut Hot)| at.1 == stay && at.2.place == Place::Departing;
+            let Some((row, _, hot)) = shard.seated(slot).filter(departs) else {
                 continue;
             };
             let bytes = hot.object.charge.bytes();
@@ -472,14 +480,13 @@ impl Inner {
         for id in ids {
             let (shard_number, slot) = self.index.place_of(id);
             let mut shard = self.index.lock(shard_number);
-            let Some((row, hot)) = shard.resident(slot) else { continue };
+            let Some((row, stay, hot)) = shard.seated(slot) else { continue };
             let bytes = hot.object.charge.bytes();
             match hot.state {
                 State::Writing => hot.place = Place::Out,
                 State::Clean => match &mut end {
                     End::Departing => {
                         hot.place = Place::Departing;
-                        let stay = hot.stay;
                         self.depart(order, id, stay, bytes);
                     }
                     End::Now(dropped) => {
@@ -488,7 +495,7 @@ impl Inner {
                     }
                 },
                 State::Dirty => match self.refusal(&hot.object) {
-                    None => outgoing.push(start_writing(id, hot, Place::Out)),
+                    None => outgoing.push(start_writing(id, stay, hot, Place::Out)),
                     Some(why) => {
                         let object = self.drop_unwritten(&mut shard, row, why);
                         drop(shard);
@@ -567,14 +574,22 @@ impl Inner {
         let mut shard = self.index.lock(shard_number);
         let Some(slot) = shard.find(fingerprint) else { return false };
         let row = shard.row(slot);
-        if row.generation != object.generation || row.hot().is_some() || row.below().is_none() {
+        if row.generation != object.generation || shard.hot(slot).is_some() || row.below().is_none() {
             return false;
         }
         let hot = shard.warm(slot, Arc::clone(object), State::Clean);
         drop(shard);
         let cost = cost_of(object, fingerprint);
         self.announce(Event::Insert(self.index.object_id(shard_number, hot), cost));
+        self.serve_waiting();
         true
+    }
+
+    /// An object came into the order: those who found nothing to evict when they began to wait look again.
+    fn serve_waiting(&self) {
+        if self.objects.waiting_bytes() > 0 {
+            self.make_room();
+        }
     }
 }
 
@@ -606,16 +621,10 @@ pub(crate) enum End<'a> {
     Departing,
 }
 
-impl Hot {
-    fn departs(&self, stay: u32) -> bool {
-        self.stay == stay && self.place == Place::Departing
-    }
-}
-
-pub(crate) fn start_writing(id: ObjectId, hot: &mut Hot, place: Place) -> Outgoing {
+pub(crate) fn start_writing(id: ObjectId, stay: u32, hot: &mut Hot, place: Place) -> Outgoing {
     hot.state = State::Writing;
     hot.place = place;
-    Outgoing { id, stay: hot.stay, object: Arc::clone(&hot.object) }
+    Outgoing { id, stay, object: Arc::clone(&hot.object) }
 }
 
 /// Notes that a resident object was used; true when the policy is to hear of it.

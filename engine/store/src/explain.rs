@@ -62,9 +62,9 @@ impl Engine {
         };
         let row = *shard.row(slot);
         let name = || inner.tiers.first().map(|tier| tier.info().name.clone()).unwrap_or_default();
-        let whereabouts = match (row.hot(), row.below()) {
+        let whereabouts = match (shard.hot(slot), row.below()) {
             (Some(hot), below) => Whereabouts::Dram {
-                writing: shard.hot(hot).state == State::Writing,
+                writing: hot.state == State::Writing,
                 below: below.map(|at| (name(), at)),
             },
             (None, Some(location)) => Whereabouts::Below { tier: name(), location, reads: row.reads },

@@ -1,15 +1,16 @@
 //! The one index: rows by fingerprint, sharded, short locks, no keys.
 //!
-//! A row stands for one object wherever it is. It is 56 bytes in a slab of chunks that never moves, plus a 4-byte slot of
-//! a hash table, so an object below DRAM costs 60 to 70 bytes of memory. What an object in DRAM needs besides stands in
-//! a second slab of the same shard, under the same lock.
+//! A row stands for one object wherever it is. With what the object needs while it is resident it fills one cache line
+//! (64 bytes), in slabs of chunks that never move; a table of 8-byte slots finds it. So an object below DRAM costs 73 to 83
+//! bytes of memory, and a lookup touches two lines before it knows all that there is to know.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ebbtide_core::{Fingerprint, Generation, Location, Object, ObjectId, SegmentId};
-use hashbrown::HashTable;
 use parking_lot::{Mutex, MutexGuard};
+
+use crate::table::Table;
 
 /// Rows in one chunk of a shard's slab.
 const CHUNK_ROWS: usize = 256;
@@ -18,17 +19,16 @@ const NONE: u32 = u32::MAX;
 /// How often a row below DRAM was asked for is counted up to this.
 pub(crate) const READS_MAX: u8 = 3;
 
-/// One object: what is known of it, and where it is.
+/// One object: what is known of it, and where its copy below DRAM is.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Row {
     pub(crate) fingerprint: Fingerprint,
     pub(crate) generation: Generation,
     pub(crate) sum: u64,
-    /// Segment and page of the copy below DRAM; `segment` is `NONE` when there is none.
+    /// Segment and page of the copy below DRAM; `segment` is `NONE` when there is none. In a free row, `page` is the next
+    /// free one.
     segment: u32,
     page: u32,
-    /// Place in the shard's hot slab; `NONE` when the object is not in DRAM. In a free row: the next free one.
-    hot: u32,
     /// Length − 1, since a value has 1 byte to 4 GiB.
     length_less_one: u32,
     /// Reads since the copy below was written, up to [`READS_MAX`].
@@ -36,23 +36,11 @@ pub(crate) struct Row {
     used: bool,
 }
 
-const _: () = assert!(std::mem::size_of::<Row>() == 56);
-
 impl Row {
     pub(crate) fn new(fingerprint: Fingerprint, generation: Generation, length: u64, sum: u64) -> Self {
         let length_less_one =
             u32::try_from(length - 1).expect("a value has at most 4 GiB, checked at put and recovery");
-        Row {
-            fingerprint,
-            generation,
-            sum,
-            segment: NONE,
-            page: 0,
-            hot: NONE,
-            length_less_one,
-            reads: 0,
-            used: true,
-        }
+        Row { fingerprint, generation, sum, segment: NONE, page: 0, length_less_one, reads: 0, used: true }
     }
 
     pub(crate) fn length(&self) -> u64 {
@@ -69,24 +57,12 @@ impl Row {
         self.reads = 0;
     }
 
-    pub(crate) fn hot(&self) -> Option<HotSlot> {
-        (self.hot != NONE).then_some(HotSlot(self.hot))
-    }
-
     /// Counts a read of the copy below; true for the first since it was written.
     pub(crate) fn count_read(&mut self) -> bool {
         self.reads = (self.reads + 1).min(READS_MAX);
         self.reads == 1
     }
 }
-
-/// A row's place in its shard.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct RowSlot(u32);
-
-/// A hot entry's place in its shard.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct HotSlot(u32);
 
 /// What the copy in DRAM is to the copy below.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,25 +89,47 @@ pub(crate) enum Place {
 /// An object in DRAM.
 pub(crate) struct Hot {
     pub(crate) object: Arc<Object>,
+    pub(crate) seat: Seat,
     pub(crate) state: State,
     pub(crate) place: Place,
     /// Read while it was out of the order.
     pub(crate) touched: bool,
     /// Demotions of it that failed in a row.
     pub(crate) failures: u8,
-    /// Tells this stay in the slot from earlier ones.
-    pub(crate) stay: u32,
-    row: RowSlot,
+}
+
+/// A row and, while its object is resident, what that takes.
+#[repr(align(64))]
+struct Entry {
+    row: Row,
+    hot: Option<Hot>,
+}
+
+const _: () = assert!(std::mem::size_of::<Entry>() == 64);
+
+/// A row's place in its shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RowSlot(u32);
+
+/// What the policy knows a resident object by, within its shard: dense, reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Seat(u32);
+
+/// Who sits in a seat; `stay` tells this stay from earlier ones.
+#[derive(Clone, Copy)]
+struct Seated {
+    row: u32,
+    stay: u32,
 }
 
 /// One shard of the index.
 pub(crate) struct Shard {
-    table: HashTable<u32>,
-    rows: Vec<Box<[Row; CHUNK_ROWS]>>,
+    table: Table,
+    rows: Vec<Box<[Entry]>>,
     rows_made: u32,
     row_free: u32,
-    hot: Vec<Option<Hot>>,
-    hot_free: Vec<u32>,
+    seats: Vec<Seated>,
+    seats_free: Vec<u32>,
     stays: u32,
     residents: Arc<Residents>,
 }
@@ -139,135 +137,134 @@ pub(crate) struct Shard {
 impl Shard {
     fn new(residents: Arc<Residents>) -> Self {
         Shard {
-            table: HashTable::new(),
+            table: Table::default(),
             rows: Vec::new(),
             rows_made: 0,
             row_free: NONE,
-            hot: Vec::new(),
-            hot_free: Vec::new(),
+            seats: Vec::new(),
+            seats_free: Vec::new(),
             stays: 0,
             residents,
         }
     }
 
     pub(crate) fn find(&self, fingerprint: Fingerprint) -> Option<RowSlot> {
-        let same = |slot: &u32| self.row(RowSlot(*slot)).fingerprint == fingerprint;
-        self.table.find(fingerprint.low, same).map(|slot| RowSlot(*slot))
+        let same = |slot| self.row(RowSlot(slot)).fingerprint == fingerprint;
+        self.table.find(fingerprint.low, same).map(RowSlot)
     }
 
     pub(crate) fn row(&self, slot: RowSlot) -> &Row {
-        &self.rows[slot.0 as usize / CHUNK_ROWS][slot.0 as usize % CHUNK_ROWS]
+        &self.entry(slot).row
     }
 
     pub(crate) fn row_mut(&mut self, slot: RowSlot) -> &mut Row {
-        &mut self.rows[slot.0 as usize / CHUNK_ROWS][slot.0 as usize % CHUNK_ROWS]
+        &mut self.entry_mut(slot).row
+    }
+
+    /// What a row's object takes while it is resident.
+    pub(crate) fn hot(&self, slot: RowSlot) -> Option<&Hot> {
+        self.entry(slot).hot.as_ref()
+    }
+
+    pub(crate) fn hot_mut(&mut self, slot: RowSlot) -> Option<&mut Hot> {
+        self.entry_mut(slot).hot.as_mut()
     }
 
     /// Adds a row for a fingerprint that has none.
     pub(crate) fn insert(&mut self, row: Row) -> RowSlot {
         let slot = self.take_row_slot();
         *self.row_mut(slot) = row;
-        let rows = &self.rows;
-        self.table.insert_unique(row.fingerprint.low, slot.0, |slot| {
-            rows[*slot as usize / CHUNK_ROWS][*slot as usize % CHUNK_ROWS].fingerprint.low
-        });
+        self.table.insert(row.fingerprint.low, slot.0);
         slot
     }
 
-    /// Takes a row out, with its hot entry if it has one.
+    /// Takes a row out, with its hot part if it has one.
     pub(crate) fn remove(&mut self, slot: RowSlot) -> (Row, Option<Hot>) {
-        let row = *self.row(slot);
         let hot = self.cool(slot);
-        if let Ok(entry) = self.table.find_entry(row.fingerprint.low, |other| *other == slot.0) {
-            entry.remove();
-        }
+        let row = *self.row(slot);
+        self.table.remove(row.fingerprint.low, slot.0);
         let free = self.row_free;
         let vacant = self.row_mut(slot);
         vacant.used = false;
-        vacant.hot = free;
+        vacant.page = free;
         self.row_free = slot.0;
         (row, hot)
     }
 
     /// Makes the object of a row resident.
-    pub(crate) fn warm(&mut self, slot: RowSlot, object: Arc<Object>, state: State) -> HotSlot {
-        debug_assert!(self.row(slot).hot().is_none());
+    pub(crate) fn warm(&mut self, slot: RowSlot, object: Arc<Object>, state: State) -> Seat {
+        debug_assert!(self.hot(slot).is_none());
         self.stays = self.stays.wrapping_add(1);
-        let hot = Hot {
-            object,
-            state,
-            place: Place::InOrder,
-            touched: false,
-            failures: 0,
-            stay: self.stays,
-            row: slot,
-        };
-        let at = match self.hot_free.pop() {
-            Some(at) => {
-                self.hot[at as usize] = Some(hot);
-                at
+        let seated = Seated { row: slot.0, stay: self.stays };
+        let seat = match self.seats_free.pop() {
+            Some(seat) => {
+                self.seats[seat as usize] = seated;
+                Seat(seat)
             }
             None => {
-                self.hot.push(Some(hot));
-                u32::try_from(self.hot.len() - 1).expect("fewer than 2^32 objects in DRAM")
+                self.seats.push(seated);
+                Seat(u32::try_from(self.seats.len() - 1).expect("fewer than 2^32 objects in DRAM"))
             }
         };
-        self.row_mut(slot).hot = at;
+        let hot = Hot { object, seat, state, place: Place::InOrder, touched: false, failures: 0 };
+        self.entry_mut(slot).hot = Some(hot);
         let residents = self.residents.now.fetch_add(1, Ordering::Relaxed) + 1;
-        self.residents.peak.fetch_max(residents, Ordering::Relaxed);
-        HotSlot(at)
+        if residents > self.residents.peak.load(Ordering::Relaxed) {
+            self.residents.peak.fetch_max(residents, Ordering::Relaxed);
+        }
+        seat
     }
 
     /// Ends the residence of a row's object.
     pub(crate) fn cool(&mut self, slot: RowSlot) -> Option<Hot> {
-        let at = self.row(slot).hot()?;
-        self.row_mut(slot).hot = NONE;
-        self.hot_free.push(at.0);
+        let hot = self.entry_mut(slot).hot.take()?;
+        self.seats[hot.seat.0 as usize].row = NONE;
+        self.seats_free.push(hot.seat.0);
         self.residents.now.fetch_sub(1, Ordering::Relaxed);
-        self.hot[at.0 as usize].take()
+        Some(hot)
     }
 
-    pub(crate) fn hot(&self, slot: HotSlot) -> &Hot {
-        self.hot[slot.0 as usize].as_ref().expect("a row's hot slot is taken")
-    }
-
-    pub(crate) fn hot_mut(&mut self, slot: HotSlot) -> &mut Hot {
-        self.hot[slot.0 as usize].as_mut().expect("a row's hot slot is taken")
-    }
-
-    /// The row and the entry in a hot slot that a policy named, if one is there still.
-    pub(crate) fn resident(&mut self, slot: HotSlot) -> Option<(RowSlot, &mut Hot)> {
-        let hot = self.hot.get_mut(slot.0 as usize)?.as_mut()?;
-        Some((hot.row, hot))
+    /// Who sits in a seat that a policy named, and which stay it is, if anyone does still.
+    pub(crate) fn seated(&mut self, seat: Seat) -> Option<(RowSlot, u32, &mut Hot)> {
+        let Seated { row, stay } = *self.seats.get(seat.0 as usize).filter(|seated| seated.row != NONE)?;
+        let hot = self.entry_mut(RowSlot(row)).hot.as_mut().expect("who has a seat is resident");
+        Some((RowSlot(row), stay, hot))
     }
 
     pub(crate) fn len(&self) -> usize {
         self.table.len()
     }
 
-    /// All resident objects.
-    pub(crate) fn residents(&mut self) -> impl Iterator<Item = (HotSlot, &mut Hot)> {
-        let slots = self.hot.iter_mut().enumerate();
-        slots.filter_map(|(at, hot)| Some((HotSlot(u32::try_from(at).ok()?), hot.as_mut()?)))
+    /// The seats of all resident objects.
+    pub(crate) fn all_seats(&self) -> Vec<Seat> {
+        let taken = self.seats.iter().enumerate().filter(|(_, seated)| seated.row != NONE);
+        taken.filter_map(|(seat, _)| u32::try_from(seat).ok().map(Seat)).collect()
     }
 
     /// All rows.
     pub(crate) fn all(&self) -> impl Iterator<Item = &Row> {
         let made = self.rows.iter().flat_map(|chunk| chunk.iter()).take(self.rows_made as usize);
-        made.filter(|row| row.used)
+        made.map(|entry| &entry.row).filter(|row| row.used)
+    }
+
+    fn entry(&self, slot: RowSlot) -> &Entry {
+        &self.rows[slot.0 as usize / CHUNK_ROWS][slot.0 as usize % CHUNK_ROWS]
+    }
+
+    fn entry_mut(&mut self, slot: RowSlot) -> &mut Entry {
+        &mut self.rows[slot.0 as usize / CHUNK_ROWS][slot.0 as usize % CHUNK_ROWS]
     }
 
     fn take_row_slot(&mut self) -> RowSlot {
         if self.row_free != NONE {
             let slot = RowSlot(self.row_free);
-            self.row_free = self.row(slot).hot;
+            self.row_free = self.row(slot).page;
             return slot;
         }
         if self.rows_made as usize == self.rows.len() * CHUNK_ROWS {
-            let nobody = Fingerprint { high: 0, low: 0 };
-            let mut vacant = Row::new(nobody, Generation(0), 1, 0);
+            let mut vacant = Row::new(Fingerprint { high: 0, low: 0 }, Generation(0), 1, 0);
             vacant.used = false;
-            self.rows.push(Box::new([vacant; CHUNK_ROWS]));
+            self.rows.push((0..CHUNK_ROWS).map(|_| Entry { row: vacant, hot: None }).collect());
         }
         self.rows_made += 1;
         RowSlot(self.rows_made - 1)
@@ -313,15 +310,15 @@ impl Index {
         self.shards.len()
     }
 
-    /// What the eviction policy calls the object in `slot` of `shard`: dense, since fingerprints spread evenly.
-    pub(crate) fn object_id(&self, shard: usize, slot: HotSlot) -> ObjectId {
-        ObjectId(slot.0 * self.shards.len() as u32 + shard as u32)
+    /// What the eviction policy calls who sits in `seat` of `shard`: dense, since fingerprints spread evenly.
+    pub(crate) fn object_id(&self, shard: usize, seat: Seat) -> ObjectId {
+        ObjectId(seat.0 * self.shards.len() as u32 + shard as u32)
     }
 
     /// The inverse of [`object_id`](Self::object_id).
-    pub(crate) fn place_of(&self, id: ObjectId) -> (usize, HotSlot) {
+    pub(crate) fn place_of(&self, id: ObjectId) -> (usize, Seat) {
         let shards = self.shards.len() as u32;
-        ((id.0 % shards) as usize, HotSlot(id.0 / shards))
+        ((id.0 % shards) as usize, Seat(id.0 / shards))
     }
 
     /// Objects in DRAM now.
@@ -393,7 +390,7 @@ mod tests {
     fn policy_ids_name_shard_and_slot() {
         let index = Index::new(64);
         for (shard, slot) in [(0, 0), (63, 0), (5, 1_000_000)] {
-            assert_eq!(index.place_of(index.object_id(shard, HotSlot(slot))), (shard, HotSlot(slot)));
+            assert_eq!(index.place_of(index.object_id(shard, Seat(slot))), (shard, Seat(slot)));
         }
     }
 }

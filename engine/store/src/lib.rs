@@ -23,6 +23,7 @@ mod recovery;
 mod room;
 mod settings;
 mod stats;
+mod table;
 mod touch;
 mod wait;
 

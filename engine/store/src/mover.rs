@@ -3,8 +3,10 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use ebbtide_core::{Cost, Error, Intent, Location, Rank, Result};
+use futures_util::future::{Either, select};
 use parking_lot::Mutex;
 use tracing::warn;
 
@@ -14,8 +16,11 @@ use crate::reasons::Gone;
 use crate::settings::Settings;
 use crate::wait::{Bell, Signal};
 
+/// How often a batch that takes long looks whether reclaim should run.
+const ROOM_CHECK: Duration = Duration::from_millis(20);
+
 /// Rounds of writing dirty objects in one flush.
-const WRITE_ROUNDS_MAX: usize = 64;
+pub(crate) const WRITE_ROUNDS_MAX: usize = 64;
 
 /// What waits to be written below, and what is being written.
 #[derive(Default)]
@@ -168,7 +173,17 @@ impl Inner {
     async fn write(self: Arc<Self>, batch: Batch) {
         let tier = Arc::clone(&self.tiers[0]);
         let objects = batch.outgoing.iter().map(|out| Arc::clone(&out.object)).collect();
-        let results = tier.put_many(objects, Intent::Demote).await;
+        let mut put = tier.put_many(objects, Intent::Demote);
+        let results = loop {
+            match select(put, self.env.sleep(ROOM_CHECK)).await {
+                Either::Left((results, _)) => break results,
+                Either::Right(((), still)) => put = still,
+            }
+            // It may wait for a segment, and no other batch may be left to end and to ask for one.
+            if tier.wants_reclaim() {
+                self.reclaimer.signal.raise();
+            }
+        };
         let lost = self.settle(&batch.outgoing, results);
         // Its row went while it was being written: by a removal, which must hold over a restart as well.
         let removals: Vec<_> =
@@ -197,7 +212,7 @@ impl Inner {
             let length = out.object.length();
             let (shard_number, slot) = self.index.place_of(out.id);
             let mut shard = self.index.lock(shard_number);
-            let Some((row, hot)) = shard.resident(slot).filter(|(_, hot)| hot.stay == out.stay) else {
+            let Some((row, _, hot)) = shard.seated(slot).filter(|at| at.1 == out.stay) else {
                 drop(shard);
                 if let Ok(location) = result {
                     self.tiers[0].free(location, length);
@@ -254,9 +269,12 @@ impl Inner {
         let mut dirty = Vec::new();
         for shard_number in 0..self.index.shards() {
             let mut shard = self.index.lock(shard_number);
-            for (slot, hot) in shard.residents().filter(|(_, hot)| hot.state == State::Dirty) {
-                let place = hot.place;
-                dirty.push(start_writing(self.index.object_id(shard_number, slot), hot, place));
+            for seat in shard.all_seats() {
+                let Some((_, stay, hot)) = shard.seated(seat).filter(|at| at.2.state == State::Dirty) else {
+                    continue;
+                };
+                let (id, place) = (self.index.object_id(shard_number, seat), hot.place);
+                dirty.push(start_writing(id, stay, hot, place));
             }
         }
         dirty.sort_unstable_by_key(|out| out.object.generation);
@@ -264,11 +282,12 @@ impl Inner {
     }
 
     /// Objects stored before `before` that are not below, and the most failures that one of them met.
-    fn dirty_objects(&self, before: u64) -> (u64, u8) {
+    pub(crate) fn dirty_objects(&self, before: u64) -> (u64, u8) {
         let (mut count, mut failures) = (0, 0);
         for shard_number in 0..self.index.shards() {
             let mut shard = self.index.lock(shard_number);
-            for (_, hot) in shard.residents() {
+            for seat in shard.all_seats() {
+                let Some((_, _, hot)) = shard.seated(seat) else { continue };
                 if hot.state != State::Clean && hot.object.generation.0 <= before {
                     (count, failures) = (count + 1, failures.max(hot.failures));
                 }

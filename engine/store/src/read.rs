@@ -7,7 +7,7 @@ use ebbtide_core::{
     BlockSums, Candidate, Charge, Error, ErrorKind, Fingerprint, Identity, NamespaceId, Object, ReadDone,
     ReadRequest, Result, TierId, block_on, check_key,
 };
-use ebbtide_mem::{BufMut, lend};
+use ebbtide_mem::{BufMut, lend, sum};
 use futures_util::future::{Either, select};
 
 use crate::engine::{Engine, Inner, note_use};
@@ -132,6 +132,8 @@ impl Engine {
         into: &mut [u8],
     ) -> Result<Option<(usize, Served)>> {
         check_key(key)?;
+        // The lookup waits for memory; what the copy will need comes meanwhile.
+        sum::expect_write(into);
         let fingerprint = self.inner.fingerprinter.fingerprint(namespace, key);
         for _ in 0..STALE_TRIES_MAX {
             match self.inner.look_up(fingerprint, true) {
@@ -192,13 +194,12 @@ impl Inner {
         let shard_number = self.index.shard_of(fingerprint);
         let mut shard = self.index.lock(shard_number);
         let Some(slot) = shard.find(fingerprint) else { return Found::Miss };
-        if let Some(hot_slot) = shard.row(slot).hot() {
-            let hot = shard.hot_mut(hot_slot);
+        if let Some(hot) = shard.hot_mut(slot) {
             let object = Arc::clone(&hot.object);
-            let in_order = note_use(hot);
+            let (in_order, seat) = (note_use(hot), hot.seat);
             drop(shard);
             if in_order {
-                self.announce(Event::Touch(self.index.object_id(shard_number, hot_slot)));
+                self.announce(Event::Touch(self.index.object_id(shard_number, seat)));
             }
             return Found::Resident(object);
         }
@@ -285,7 +286,11 @@ impl Inner {
         self.counters.reads_waited.fetch_add(1, Ordering::Relaxed);
         match select(granted, self.env.sleep(self.settings.read_wait_max)).await {
             Either::Left((grant, _)) => grant.ok(),
-            Either::Right(_) => None,
+            Either::Right(((), granted)) => {
+                drop(granted);
+                self.staging.serve();
+                None
+            }
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use ebbtide_core::{
     Candidate, Charge, Fingerprint, Identity, Intent, Location, Object, ReadRequest, Result, Tier,
@@ -17,6 +18,9 @@ use crate::wait::Signal;
 
 /// Bytes of values that are read again at once.
 const REINSERT_BATCH_BYTES: u64 = 8 << 20;
+
+/// The pause after a reclaim that freed nothing.
+const RETRY_PAUSE: Duration = Duration::from_millis(10);
 
 /// The task that keeps segments free.
 #[derive(Default)]
@@ -54,23 +58,25 @@ impl Inner {
         self.env.spawn("reclaimer", Box::pin(task));
     }
 
+    /// Also while the engine closes: what it writes down then may need the room.
     async fn reclaim_while_wanted(&self) {
         let tier = &self.tiers[0];
-        // Also while the engine closes: what it writes down then may need the room.
         while tier.wants_reclaim() {
-            match tier.reclaim().await {
-                Ok(Some(victims)) => {
-                    if let Err(error) = self.reclaim_segment(tier, victims).await {
-                        warn!(%error, "a segment could not be reclaimed");
-                        return;
-                    }
-                }
-                Ok(None) => return,
-                Err(error) => {
-                    warn!(%error, "reclaim failed");
-                    return;
-                }
+            let freed = match tier.reclaim().await {
+                Ok(Some(victims)) => self.reclaim_segment(tier, victims).await.map(|()| true),
+                Ok(None) => Ok(false),
+                Err(error) => Err(error),
+            };
+            match freed {
+                Ok(true) => continue,
+                Ok(false) => {}
+                Err(error) => warn!(%error, "a segment could not be reclaimed"),
             }
+            // Writers that wait for room wait for this task alone, so it tries again as long as there are some.
+            if self.mover.backlog_bytes() == 0 {
+                return;
+            }
+            self.env.sleep(RETRY_PAUSE).await;
         }
     }
 
@@ -117,12 +123,15 @@ impl Inner {
         if row.below() != Some(record.location) || row.generation != record.generation {
             return None;
         }
-        let Some(hot) = row.hot() else { return Some(Keeper { fingerprint, row, record }) };
+        if shard.hot(slot).is_none() {
+            return Some(Keeper { fingerprint, row, record });
+        }
         // In one step: the copy below is gone, and the one in DRAM is known to be the only one.
         shard.row_mut(slot).set_below(None);
-        let hot = shard.hot_mut(hot);
-        debug_assert_eq!(hot.state, State::Clean);
-        hot.state = State::Dirty;
+        if let Some(hot) = shard.hot_mut(slot) {
+            debug_assert_eq!(hot.state, State::Clean);
+            hot.state = State::Dirty;
+        }
         drop(shard);
         tier.free(record.location, record.length);
         None
@@ -144,10 +153,10 @@ impl Inner {
         if row.below() != keeper.row.below() || row.generation != keeper.row.generation {
             return;
         }
-        if let Some(hot) = row.hot() {
+        if let Some(hot) = shard.hot_mut(slot) {
             // It was read into DRAM since.
+            hot.state = State::Dirty;
             shard.row_mut(slot).set_below(None);
-            shard.hot_mut(hot).state = State::Dirty;
             drop(shard);
         } else {
             shard.remove(slot);

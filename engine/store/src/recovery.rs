@@ -3,11 +3,14 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use ebbtide_core::{CheckpointRow, Fingerprint, Generation, Location, Recovered, RecoverySummary, Result};
+use ebbtide_core::{
+    CheckpointRow, Error, Fingerprint, Generation, Location, Recovered, RecoverySummary, Result,
+};
 use hashbrown::HashTable;
 
 use crate::engine::{Engine, Inner};
 use crate::index::Row;
+use crate::mover::WRITE_ROUNDS_MAX;
 
 /// What recovery met that must go once everything was seen.
 #[derive(Default)]
@@ -57,8 +60,20 @@ impl Engine {
             return Ok(());
         }
         let Some(tier) = inner.tiers.first() else { return Ok(()) };
-        let written = inner.write_down().await;
-        self.quiesce().await;
+        let mut written = Ok(());
+        for _ in 0..WRITE_ROUNDS_MAX {
+            written = inner.write_down().await;
+            self.quiesce().await;
+            // Reclaim may have taken copies away meanwhile whose objects are in DRAM.
+            match inner.dirty_objects(u64::MAX) {
+                (0, _) => break,
+                (left, _) if written.is_ok() => {
+                    written =
+                        Err(Error::unavailable(format!("{left} objects lost their copies below again")));
+                }
+                _ => break,
+            }
+        }
         let rows = Rows { inner: Arc::clone(inner), shard: 0 };
         tier.close(Box::new(rows)).await?;
         written

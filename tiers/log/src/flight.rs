@@ -24,6 +24,8 @@ pub(crate) struct Flight {
     batch: Option<Batch>,
     outcome: Result<()>,
     landed: Option<Result<()>>,
+    /// It lands by itself already. When that is dropped too, the tasks of this process have ended, and so has the log.
+    alone: bool,
 }
 
 impl Flight {
@@ -46,6 +48,7 @@ impl Flight {
             batch: Some(batch),
             outcome: Ok(()),
             landed: None,
+            alone: false,
         }
     }
 
@@ -80,6 +83,7 @@ impl Drop for Flight {
         match self.landed {
             Some(Ok(())) => return self.log.state.lock().segment(self.segment).held -= 1,
             Some(Err(_)) => return,
+            None if self.alone => return,
             None => {}
         }
         let mut rest = Flight {
@@ -93,6 +97,7 @@ impl Drop for Flight {
             batch: self.batch.take(),
             outcome: std::mem::replace(&mut self.outcome, Ok(())),
             landed: None,
+            alone: true,
         };
         let landing = async move {
             let _ = rest.land().await; // nobody is left to tell
