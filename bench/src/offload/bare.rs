@@ -60,6 +60,8 @@ pub(crate) struct Drive {
 pub(crate) struct BareArm {
     store: Store,
     bare: Bare,
+    /// The store's own file, once it is full of what the store reads, and the bytes of it that are.
+    own: Option<(Bare, u64)>,
     depth_max: u32,
     bytes: u64,
     dice: Dice,
@@ -69,6 +71,9 @@ pub(crate) struct BareArm {
     written: [u64; 2],
     pub(crate) sweeps: Sweeps,
 }
+
+/// Where the log of a store's file starts.
+const SUPERBLOCK_BYTES: u64 = 64 << 10;
 
 /// What the sweeps found, for either way.
 #[derive(Clone, Debug)]
@@ -97,6 +102,7 @@ impl BareArm {
         let mut arm = BareArm {
             store: store.clone(),
             bare: store.bare(path, plan.bare_bytes)?,
+            own: None,
             depth_max: plan.options.store.queue_depth.unwrap_or(u32::MAX),
             bytes: plan.bare_bytes,
             dice: Dice::new(plan.run ^ 0xba5e),
@@ -141,6 +147,15 @@ impl BareArm {
             Way::Read => self.sweeps.reads.best,
             Way::Write => self.sweeps.writes.best,
         }
+    }
+
+    /// From here on reads go to the store's own file: the same extents, and as cold for a cache under the device as what the
+    /// store reads. A file beside it that is read again and again would be kept there.
+    pub(crate) fn read_own(&mut self) -> Outcome<()> {
+        let used = self.store.stats().tiers.iter().map(|tier| tier.used_bytes).sum::<u64>();
+        self.own = Some((self.store.bare_own()?, used));
+        self.order.0 = 0;
+        Ok(())
     }
 
     /// A slice of about `bytes` in the best shape; the rate in bytes a second. Writers flush once per 64 MiB of all that `arm`
@@ -189,7 +204,8 @@ impl BareArm {
                 flush_every_bytes,
                 buffers: std::mem::take(&mut memory.buffers),
             };
-            match self.bare.drive(spec) {
+            let file = self.own.as_ref().filter(|_| way == Way::Read).map_or(&self.bare, |(own, _)| own);
+            match file.drive(spec) {
                 Err(error) if error.kind() == ErrorKind::Full && tries < TRIES_MAX => tries += 1,
                 result => return Ok(result?),
             }
@@ -198,14 +214,18 @@ impl BareArm {
     }
 
     fn offsets(&mut self, way: Way, io_bytes: u64, operations: u64) -> Vec<u64> {
-        let slots = (self.bytes / io_bytes).max(1);
+        let (start, bytes) = match (&self.own, way) {
+            (Some((_, used)), Way::Read) => (SUPERBLOCK_BYTES, *used),
+            _ => (0, self.bytes),
+        };
+        let slots = (bytes / io_bytes).max(1);
         if way == Way::Write {
             // One after the other, as a log writes; from a random place, so that no arm has places of its own.
             let first = self.dice.below(slots);
             return (0..operations).map(|at| (first + at) % slots * io_bytes).collect();
         }
         if self.order.0 != io_bytes {
-            let mut order: Vec<u64> = (0..slots).map(|slot| slot * io_bytes).collect();
+            let mut order: Vec<u64> = (0..slots).map(|slot| start + slot * io_bytes).collect();
             self.dice.shuffle(&mut order);
             self.order = (io_bytes, order.into_iter().cycle());
         }

@@ -31,7 +31,7 @@ pub struct OffloadOptions {
     /// Threads that put and read; a list runs each
     #[arg(long, value_name = "COUNT,…", value_delimiter = ',', default_value = "4")]
     pub(crate) threads: Vec<usize>,
-    /// Keys of one get_many [default: 4 to 32, by value and threads]
+    /// Keys of one get_many [default: 2 to 16, by value and threads]
     #[arg(long, value_name = "COUNT")]
     pub(crate) batch: Option<usize>,
     /// Rounds of slices, at least; fewer than 21 make the figures void [default: 21, and 31 for reads of 1 MiB and more]
@@ -158,7 +158,7 @@ impl OffloadOptions {
                 "--journal needs --total {total} and an eighth to fit in --ssd {ssd}: what is evicted would look lost"
             ));
         }
-        let batch = self.batch.unwrap_or((32 * MIB / value / threads as u64).clamp(4, 32) as usize);
+        let batch = self.batch.unwrap_or((32 * MIB / value / threads as u64).clamp(2, 16) as usize);
         let bare_bytes = self.bare.map_or(self.total.0.clamp(BARE_BYTES_MIN, BARE_BYTES_MAX), |bare| bare.0);
         if bare_bytes < BARE_BYTES_MIN {
             return refuse(format!("--bare {}: give 128MiB or more", ByteSize(bare_bytes)));

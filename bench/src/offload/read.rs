@@ -104,6 +104,7 @@ impl ReadPass<'_> {
             dram_bytes: 0,
             device_bytes: self.disk.map(|_| 0),
         };
+        self.bare.read_own()?;
         for _ in 0..times {
             self.store.drop_hot()?;
             self.store.quiesce();

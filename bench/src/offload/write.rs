@@ -224,7 +224,7 @@ pub(crate) fn put_range(
 }
 
 /// How long a slice should take.
-pub(crate) const SLICE_SECONDS: f64 = 0.1;
+pub(crate) const SLICE_SECONDS: f64 = 0.13;
 
 /// Cuts `objects` into a part for each round, and each part into what is moved unmeasured and a slice that takes about as long
 /// as it should at `rate` bytes a second. At least `rounds_min` parts; twice as many at most, since more rounds only cost

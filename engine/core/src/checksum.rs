@@ -53,10 +53,9 @@ impl Identity {
         self.sums(value.len(), |at, len| value.sum_range(at, len))
     }
 
-    /// The sum of the value in `value`.
-    pub fn value_sum(&self, value: &BufMut) -> u64 {
-        let sums = self.sums(value.len(), |at, len| value.sum_range(at, len));
-        self.fold(value.len() as u64, sums.0)
+    /// The sums of the blocks of the value in `value`, which a read just brought.
+    pub fn sums_in(&self, value: &BufMut) -> BlockSums {
+        self.sums(value.len(), |at, len| value.sum_range(at, len))
     }
 
     /// Copies `source` into `target` (equal lengths) and sums what was stored, in one pass.
@@ -98,7 +97,7 @@ mod tests {
         let mut value = BufMut::heap(bytes.len());
         let sums = identity.fill(&mut value, bytes);
         let folded = identity.fold(bytes.len() as u64, sums.0.iter().copied());
-        assert_eq!(folded, identity.value_sum(&value));
+        assert_eq!(sums, identity.sums_in(&value));
         assert_eq!(sums, identity.sums_of(&value.freeze()));
         folded
     }

@@ -11,6 +11,8 @@ use ebbtide_mem::BufMut;
 pub struct Bare {
     device: Arc<dyn DirectDevice>,
     hot: Arc<dyn HotTier>,
+    /// The store's own file: it is only read.
+    own: bool,
 }
 
 /// Buffers for a bare run, from the store's own registered arena; they count against its staging while they live.
@@ -28,7 +30,12 @@ impl Bare {
         path: &Path,
         bytes: u64,
     ) -> Result<Bare> {
-        Ok(Bare { device: device.open_beside(path, Some(bytes))?, hot })
+        Ok(Bare { device: device.open_beside(path, Some(bytes))?, hot, own: false })
+    }
+
+    /// The store's own file on `device`, to be read.
+    pub(crate) fn own(device: &Arc<dyn DirectDevice>, hot: Arc<dyn HotTier>) -> Bare {
+        Bare { device: Arc::clone(device), hot, own: true }
     }
 
     /// `count` buffers of `bytes` from the store's arena. Full when staging has no room for them.
@@ -47,7 +54,12 @@ impl Bare {
     }
 
     /// Runs a closed loop on the store's ring; see [`BareSpec`]. The store must have nothing in flight.
+    ///
+    /// Invalid when it would write to the store's own file.
     pub fn drive(&self, spec: BareSpec) -> Result<BareResult> {
+        if self.own && spec.write {
+            return Err(Error::invalid("a bare run never writes to the store's own file"));
+        }
         self.device.drive(spec)
     }
 

@@ -167,6 +167,15 @@ impl Store {
         }
     }
 
+    /// The store's own file, to be read bare on the store's ring, for benches: the same extents, as warm or cold for whatever
+    /// lies under the device as the store's own reads find them. Unsupported without an SSD tier.
+    pub fn bare_own(&self) -> Result<Bare> {
+        match self.shared.devices.first() {
+            Some(device) => Ok(Bare::own(device, Arc::clone(&self.shared.hot))),
+            None => Err(Error::unsupported("bare: the store has no SSD tier")),
+        }
+    }
+
     /// Stops the store cleanly: what is only in DRAM is written down, then a checkpoint. See [`Engine::close`].
     pub fn close(self) -> Result<()> {
         block_on(self.shared.engine.close())

@@ -45,7 +45,7 @@ impl Settings {
             policy: Policy::Lru,
             clean_ahead_bytes: (dram_bytes / 8).min(64 << 20),
             demote_batch_bytes: 1 << 20,
-            demote_bytes_in_flight_max: (dram_bytes / 4).min(16 << 20),
+            demote_bytes_in_flight_max: (dram_bytes / 4).min(32 << 20),
             demote_failures_max: 3,
             put_wait_max: Duration::from_secs(10),
             put_waiting_bytes_max: 256 << 20,

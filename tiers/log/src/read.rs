@@ -1,29 +1,23 @@
-//! Reading: one operation a place, checked on the device's completion thread.
+//! Reading: one operation a place; each value is checked by the thread that waits for it, while the device goes on with
+//! what others asked for.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use ebbtide_core::{
-    BLOCK_BYTES, BlockSums, Check, Error, Identity, Location, MediumOp, ReadDone, ReadRequest, Result,
-    blocks_in,
-};
+use ebbtide_core::{BlockSums, Error, Identity, Location, MediumOp, ReadDone, ReadRequest, Result};
 use ebbtide_mem::{BufMut, Whole};
-use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use crate::format::PAGE;
 use crate::log::Log;
-
-/// Where the checks of one value leave what they saw: the sums of its blocks, place by place.
-type Seen = Arc<[Mutex<BlockSums>]>;
 
 /// What is needed to end one request.
 struct Pending {
     length: u64,
     identity: Identity,
     sum: u64,
-    /// The sums that were taken; `None` when the bytes are not to be checked.
-    seen: Option<Seen>,
+    /// Whether its bytes are to be checked.
+    verify: bool,
     /// The rest of the destination of a value in several places.
     whole: Option<Whole>,
     /// How many operations belong to it.
@@ -78,7 +72,7 @@ impl Log {
     /// Makes the operations of one request.
     fn start(&self, request: ReadRequest, mut add: impl FnMut(usize, MediumOp)) -> Pending {
         let ReadRequest { location, length, identity, sum, verify, into } = request;
-        let mut pending = Pending { length, identity, sum, seen: None, whole: None, ops: 0, refused: None };
+        let mut pending = Pending { length, identity, sum, verify, whole: None, ops: 0, refused: None };
         let places = match self.places_of(location, length, into.len()) {
             Ok(places) => places,
             Err(error) => {
@@ -87,8 +81,6 @@ impl Log {
             }
         };
         pending.ops = places.len();
-        pending.seen =
-            verify.then(|| places.iter().map(|_| Mutex::new(BlockSums(SmallVec::new()))).collect());
         let mut parts = SmallVec::<[BufMut; 1]>::new();
         if places.len() == 1 {
             parts.push(into);
@@ -97,12 +89,9 @@ impl Log {
             parts.extend(split);
             pending.whole = Some(whole);
         }
-        let single = (places.len() == 1).then_some((length, sum));
-        for (part, (place, into)) in places.into_iter().zip(parts).enumerate() {
-            let first_block = part * (self.geometry.part_bytes / BLOCK_BYTES as u64) as usize;
-            let check = pending.seen.clone().map(|seen| check(seen, part, identity, first_block, single));
-            let offset = u64::from(place.page) * PAGE;
-            add(place.segment.medium(), MediumOp::Read { slot: place.segment.slot(), offset, into, check });
+        for (place, into) in places.into_iter().zip(parts) {
+            let (slot, offset) = (place.segment.slot(), u64::from(place.page) * PAGE);
+            add(place.segment.medium(), MediumOp::Read { slot, offset, into, check: None });
         }
         pending
     }
@@ -140,15 +129,11 @@ impl Log {
             Some(whole) => whole.join(bufs.into_vec()),
             None => bufs.pop(),
         };
-        let sums = pending.seen.filter(|_| result.is_ok()).map(|seen| {
-            let take =
-                |sums: &Mutex<BlockSums>| std::mem::replace(&mut *sums.lock(), BlockSums(SmallVec::new())).0;
-            match &*seen {
-                [only] => BlockSums(take(only)),
-                parts => BlockSums(parts.iter().flat_map(take).collect()),
-            }
-        });
-        if let (Some(sums), true) = (&sums, pending.ops > 1) {
+        let sums = match &buf {
+            Some(value) if pending.verify && result.is_ok() => Some(pending.identity.sums_in(value)),
+            _ => None,
+        };
+        if let Some(sums) = &sums {
             result = compare(pending.identity, pending.length, sums, pending.sum);
         }
         if result.as_ref().is_err_and(|error| error.kind() == ebbtide_core::ErrorKind::Corrupt) {
@@ -156,26 +141,6 @@ impl Log {
         }
         ReadDone { sums: sums.filter(|_| result.is_ok()), result, buf }
     }
-}
-
-/// Sums the blocks of place `part`; where that is the whole value (`single`: its length and sum), compares too.
-fn check(
-    seen: Seen,
-    part: usize,
-    identity: Identity,
-    first_block: usize,
-    single: Option<(u64, u64)>,
-) -> Check {
-    Box::new(move |buf: &BufMut| {
-        let block = |index: usize| {
-            let at = index * BLOCK_BYTES;
-            identity.block(first_block + index, buf.sum_range(at, BLOCK_BYTES.min(buf.len() - at)))
-        };
-        let sums = BlockSums((0..blocks_in(buf.len() as u64)).map(block).collect());
-        let verdict = single.map_or(Ok(()), |(length, sum)| compare(identity, length, &sums, sum));
-        *seen[part].lock() = sums;
-        verdict
-    })
 }
 
 fn compare(identity: Identity, length: u64, sums: &BlockSums, sum: u64) -> Result<()> {
