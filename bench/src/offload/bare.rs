@@ -18,7 +18,7 @@ use crate::report::number;
 use crate::stat::median;
 
 /// How often the bare arm flushes: as the store does when it seals a segment.
-const FLUSH_EVERY_BYTES: u64 = 64 << 20;
+pub(crate) const FLUSH_EVERY_BYTES: u64 = 64 << 20;
 const SMALL_IO_BYTES: u64 = 256 << 10;
 const DEPTHS: [u32; 3] = [8, 16, 32];
 /// Slices of each setting in the sweep that finds the best.

@@ -15,7 +15,7 @@ const DRAM: ByteSize = ByteSize(512 << 20);
 const SSD: ByteSize = ByteSize(4 << 30);
 const MIB: u64 = 1 << 20;
 /// The bare arm's file: no larger than this, no smaller than the least.
-const BARE_BYTES_MAX: u64 = 2 << 30;
+const BARE_BYTES_MAX: u64 = 1 << 30;
 const BARE_BYTES_MIN: u64 = 128 * MIB;
 
 /// Writes more than DRAM holds, reads it all back, checks every byte, and sets it beside the bare device.
@@ -26,7 +26,7 @@ pub struct OffloadOptions {
     #[arg(long, value_name = "SIZE,…", value_delimiter = ',', default_value = "1MiB")]
     pub(crate) value: Vec<ByteSize>,
     /// Bytes of values in all
-    #[arg(long, value_name = "SIZE", default_value = "3GiB")]
+    #[arg(long, value_name = "SIZE", default_value = "3.25GiB")]
     pub(crate) total: ByteSize,
     /// Threads that put and read; a list runs each
     #[arg(long, value_name = "COUNT,…", value_delimiter = ',', default_value = "4")]
@@ -43,7 +43,7 @@ pub struct OffloadOptions {
     /// How much more often: the exponent of --reads zipf
     #[arg(long, value_name = "EXPONENT", default_value_t = 0.99)]
     pub(crate) zipf: f64,
-    /// Bytes of the bare arm's file [default: --total, between 128MiB and 2GiB]
+    /// Bytes of the bare arm's file [default: --total, between 128MiB and 1GiB]
     #[arg(long, value_name = "SIZE")]
     pub(crate) bare: Option<ByteSize>,
     /// Check every byte that was read; off makes the figures void

@@ -7,7 +7,7 @@ use ebbtide_node::{Hit, Served, Store};
 use super::bare::{BareArm, Way};
 use super::ledger::Ledger;
 use super::options::{Plan, Reads};
-use super::write::{SLICE_SECONDS, STORE, parts};
+use super::write::{STORE, parts, slice_objects};
 use crate::clock::{self, Stopwatch};
 use crate::dice::{Dice, Zipf};
 use crate::diskstats::DiskStats;
@@ -109,7 +109,7 @@ impl ReadPass<'_> {
             self.store.drop_hot()?;
             self.store.quiesce();
             let keys = self.keys.pass(plan.objects);
-            for (rest, slice) in parts(0..plan.objects, plan.value, self.rate(), plan.read_rounds_min()) {
+            for (rest, slice) in parts(0..plan.objects, self.slice_objects(), 1, plan.read_rounds_min()) {
                 let rest = &keys[rest.start as usize..rest.end as usize];
                 let slice = &keys[slice.start as usize..slice.end as usize];
                 for piece in rest.chunks((plan.read_slice_bytes_max() / plan.value).max(1) as usize) {
@@ -131,9 +131,10 @@ impl ReadPass<'_> {
         Ok(back)
     }
 
-    /// The rate that slices are cut for: no slice is larger than what may be held of results.
-    fn rate(&self) -> f64 {
-        self.bare.sweeps.reads.best_rate().min(self.plan.read_slice_bytes_max() as f64 / SLICE_SECONDS)
+    /// How many objects a slice should have: no more than what may be held of results.
+    fn slice_objects(&self) -> u64 {
+        let held_max = self.plan.read_slice_bytes_max() / self.plan.value;
+        slice_objects(self.plan.value, self.bare.sweeps.reads.best_rate()).min(held_max)
     }
 
     fn store_slice(&self, keys: &[u64], back: &mut ReadBack) -> Slice {

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use ebbtide_node::{Put, Stats, Store};
 
-use super::bare::{BareArm, Way};
+use super::bare::{BareArm, FLUSH_EVERY_BYTES, Way};
 use super::journal::Journal;
 use super::ledger::Ledger;
 use super::options::{Plan, Reads};
@@ -72,12 +72,11 @@ impl WritePass<'_> {
         account.store(|| self.put(0..fill))?;
         let mut rounds = Rounds::new();
         let mut slice_seconds = Vec::new();
-        let parts = parts(
-            fill..plan.objects,
-            plan.value,
-            self.bare.sweeps.writes.best_rate(),
-            plan.write_rounds_min(),
-        );
+        let slice_max = slice_objects(plan.value, self.bare.sweeps.writes.best_rate());
+        // Whole segments: each slice of each arm then has as many flushes as the others, and a flush may cost as much as
+        // the writes before it.
+        let step = (FLUSH_EVERY_BYTES / plan.value).max(1);
+        let parts = parts(fill..plan.objects, slice_max, step, plan.write_rounds_min());
         for (index, (rest, slice)) in parts.into_iter().enumerate() {
             account.store(|| self.put(rest))?;
             self.store.quiesce();
@@ -224,21 +223,27 @@ pub(crate) fn put_range(
 }
 
 /// How long a slice should take.
-pub(crate) const SLICE_SECONDS: f64 = 0.13;
+const SLICE_SECONDS: f64 = 0.13;
 
-/// Cuts `objects` into a part for each round, and each part into what is moved unmeasured and a slice that takes about as long
-/// as it should at `rate` bytes a second. At least `rounds_min` parts; twice as many at most, since more rounds only cost
-/// time.
+/// How many objects of `value` bytes a slice should have at `rate` bytes a second.
+pub(crate) fn slice_objects(value: u64, rate: f64) -> u64 {
+    (rate * SLICE_SECONDS / value as f64).round() as u64
+}
+
+/// Cuts `objects` into a part for each round, and each part into what is moved unmeasured and a slice of about
+/// `slice_max` objects. At least `rounds_min` parts; twice as many at most, since more rounds only cost time. A slice that has
+/// room for `step` objects is made of whole steps.
 pub(crate) fn parts(
     objects: Range<u64>,
-    value: u64,
-    rate: f64,
+    slice_max: u64,
+    step: u64,
     rounds_min: usize,
 ) -> Vec<(Range<u64>, Range<u64>)> {
-    let slice_max = ((rate * SLICE_SECONDS / value as f64).round() as u64).max(1);
+    let slice_max = slice_max.max(step).max(1);
     let usual = ((objects.end - objects.start) / slice_max) as usize;
     let part = |part: Range<u64>| {
-        let edge = part.end - slice_max.min(part.end - part.start);
+        let slice = slice_max.min(part.end - part.start);
+        let edge = part.end - if slice > step { slice - slice % step } else { slice };
         (part.start..edge, edge..part.end)
     };
     cut(objects, usual.clamp(rounds_min, 2 * rounds_min)).into_iter().map(part).collect()
@@ -268,16 +273,28 @@ mod tests {
 
     #[test]
     fn slices_take_their_time_and_rounds_are_bounded() {
-        // 1 GB/s and values of 1 MB: a slice is 100 objects.
-        let few = parts(0..1050, 1_000_000, 1e9, 21);
+        let few = parts(0..1050, 100, 1, 21);
         assert_eq!(few.len(), 21);
         assert!(few.iter().all(|(rest, slice)| rest.is_empty() && slice.end - slice.start == 50));
-        let some = parts(0..3000, 1_000_000, 1e9, 21);
-        assert_eq!(some.len(), 30);
-        let many = parts(0..100_000, 1_000_000, 1e9, 21);
+        assert_eq!(parts(0..3000, 100, 1, 21).len(), 30);
+        let many = parts(0..100_000, 100, 1, 21);
         assert_eq!(many.len(), 42);
         assert!(many.iter().all(|(rest, slice)| slice.end - slice.start == 100 && rest.end == slice.start));
         assert_eq!((many[0].0.start, many[41].1.end), (0, 100_000));
         assert!(many.windows(2).all(|pair| pair[0].1.end == pair[1].0.start));
+    }
+
+    #[test]
+    fn slices_are_whole_steps_where_there_is_room_for_one() {
+        let whole = parts(0..3200, 200, 64, 21);
+        assert!(whole.iter().all(|(rest, slice)| slice.end - slice.start == 128 && !rest.is_empty()));
+        // A slow device: a slice takes its step all the same.
+        assert!(parts(0..3200, 10, 64, 21).iter().all(|(_, slice)| slice.end - slice.start == 64));
+        // Too few objects for a step a round.
+        assert!(
+            parts(0..420, 200, 64, 21)
+                .iter()
+                .all(|(rest, slice)| rest.is_empty() && slice.end == slice.start + 20)
+        );
     }
 }

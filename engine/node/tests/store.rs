@@ -1,6 +1,8 @@
 //! The embedded store on a real directory: a working set larger than DRAM comes back right, through SSD, a clean stop and a
 //! dropped process; and what cannot be opened is refused with one line and left as it was.
 
+#![expect(clippy::unwrap_used, reason = "a test: helpers outside of `#[test]` too")]
+
 use std::path::{Path, PathBuf};
 
 use ebbtide_node::{ByteSize, Config, DeviceKind, ErrorKind, Prealloc, Put, Served, Store, Whereabouts};
