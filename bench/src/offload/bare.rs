@@ -75,6 +75,9 @@ pub(crate) struct BareArm {
 /// Where the log of a store's file starts.
 const SUPERBLOCK_BYTES: u64 = 64 << 10;
 
+/// The store moves memory that no cache holds, so the bare arm does: it goes round in buffers of so many bytes in all.
+const COLD_BYTES: u64 = 64 << 20;
+
 /// What the sweeps found, for either way.
 #[derive(Clone, Debug)]
 pub(crate) struct Sweeps {
@@ -193,7 +196,8 @@ impl BareArm {
         let mut tries = 0;
         loop {
             self.store.quiesce();
-            let mut memory = self.bare.buffers(io_bytes, shape.depth)?;
+            let count = (COLD_BYTES / shape.io_bytes).max(u64::from(shape.depth)) as u32; // at most 16,384
+            let mut memory = self.bare.buffers(io_bytes, count)?;
             let spec = BareSpec {
                 write: way == Way::Write,
                 io_bytes,
@@ -267,7 +271,7 @@ pub(crate) fn io_bytes_of(value: u64) -> u64 {
 /// The staging memory that the deepest shape needs, and some more.
 pub(crate) fn staging_bytes(value: u64) -> u64 {
     let depth = DEPTHS.into_iter().max().unwrap_or_default();
-    (u64::from(depth) + 2) * io_bytes_of(value).max(SMALL_IO_BYTES)
+    ((u64::from(depth) + 2) * io_bytes_of(value).max(SMALL_IO_BYTES)).max(2 * COLD_BYTES)
 }
 
 /// The shapes that are tried. No depth is deeper than what the store's device was told to keep.

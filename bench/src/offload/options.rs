@@ -29,7 +29,7 @@ pub struct OffloadOptions {
     #[arg(long, value_name = "SIZE", default_value = "3.25GiB")]
     pub(crate) total: ByteSize,
     /// Threads that put and read; a list runs each
-    #[arg(long, value_name = "COUNT,…", value_delimiter = ',', default_value = "4")]
+    #[arg(long, value_name = "COUNT,…", value_delimiter = ',', default_value = "16")]
     pub(crate) threads: Vec<usize>,
     /// Keys of one get_many [default: 2 to 16, by value and threads]
     #[arg(long, value_name = "COUNT")]

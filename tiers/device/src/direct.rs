@@ -54,7 +54,8 @@ pub struct BareSpec {
     pub time_max: Duration,
     /// Starts a flush each time so many bytes were moved; 0 for none.
     pub flush_every_bytes: u64,
-    /// At least `depth` buffers of `io_bytes`, which come back in the result.
+    /// At least `depth` buffers of `io_bytes`, which come back in the result. They are used in turn: the more there are, the
+    /// colder the memory that is moved.
     pub buffers: Vec<BufMut>,
 }
 

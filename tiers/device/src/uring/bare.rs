@@ -1,5 +1,6 @@
 //! The bare arm: a closed loop on the ring thread, without batches, closures or wake-ups.
 
+use std::collections::VecDeque;
 use std::time::Instant;
 
 use ebbtide_core::{Error, Result};
@@ -31,7 +32,6 @@ struct Run<'a> {
 /// Runs `spec`, which fits the device, on a ring with nothing in flight, and leaves it so.
 pub(super) fn drive(ring: &mut Ring, file: FileId, name: &str, mut spec: BareSpec) -> Result<BareResult> {
     let depth = spec.depth as usize;
-    let rest = spec.buffers.split_off(depth);
     let held: Vec<HeldId> = spec.buffers.drain(..).map(|buf| ring.hold(Memory::Unique(buf))).collect();
     let flush = ring.hold(Memory::Nothing);
     let (begin, cpu) = (now(), thread_cpu_time());
@@ -54,21 +54,23 @@ pub(super) fn drive(ring: &mut Ring, file: FileId, name: &str, mut spec: BareSpe
             flushes: 0,
             seconds: 0.0,
             cpu_seconds: 0.0,
-            buffers: rest,
+            buffers: Vec::new(),
         },
         failed: None,
     };
     let mut offsets = spec.offsets.iter().copied().cycle();
-    run.turn(&held, &mut offsets);
+    run.turn(depth, &held, &mut offsets);
     run.result.seconds = now().duration_since(begin).as_secs_f64();
     run.result.cpu_seconds = thread_cpu_time().saturating_sub(cpu).as_secs_f64();
     run.end(held)
 }
 
 impl Run<'_> {
-    fn turn(&mut self, held: &[HeldId], offsets: &mut dyn Iterator<Item = u64>) {
-        for held in held {
-            self.start(*held, offsets);
+    fn turn(&mut self, depth: usize, held: &[HeldId], offsets: &mut dyn Iterator<Item = u64>) {
+        // In turn, so that a run with more buffers than depth moves memory as cold as there are many.
+        let mut idle: VecDeque<HeldId> = held.iter().copied().collect();
+        for held in idle.drain(..depth.min(held.len())) {
+            self.start(held, offsets);
         }
         while self.ring.in_kernel() > 0 {
             if let Err(error) = self.ring.submit_and_wait(None)
@@ -80,8 +82,12 @@ impl Run<'_> {
             let late = now() >= self.deadline;
             while let Some(reaped) = self.ring.reap() {
                 let again = self.count(reaped);
-                if again && !late {
-                    self.start(reaped.held, offsets);
+                if !again {
+                    continue;
+                }
+                idle.push_back(reaped.held);
+                if !late && let Some(next) = idle.pop_front() {
+                    self.start(next, offsets);
                 }
             }
         }
