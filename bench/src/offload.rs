@@ -151,6 +151,7 @@ impl Session {
         // The bare arm takes its buffers from it.
         config.staging = Some(ByteSize(config.staging_bytes().max(bare::staging_bytes(plan.value))));
         let store = store_options::open(config, progress)?;
+        place.note_memory();
         place.neighbours_share_device()?;
         let bare = BareArm::new(&store, &place.beside(".bare"), plan, known, progress)?;
         let usage_max = Arc::new(AtomicU64::new(0));

@@ -37,6 +37,16 @@ impl Place {
         &self.dir
     }
 
+    /// Writes down which named shared memory this process has mapped, so that the next run can free it should this one be
+    /// killed: a fresh directory goes with its run, and no later start of its store would.
+    pub(crate) fn note_memory(&self) {
+        if let Some(run) = &self.remove {
+            let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
+            // Without the note memory would be left behind after a kill, and nothing else goes wrong.
+            let _ = fs::write(run.join(MEMORY_NOTE), named_memory(&maps).join("\n"));
+        }
+    }
+
     /// True when the directory was empty or missing at the start, so that the run may begin again in it.
     pub(crate) fn owned(&self) -> bool {
         self.owned
@@ -131,12 +141,32 @@ fn fresh_folder() -> Outcome<PathBuf> {
         let name = entry.file_name();
         let process = name.to_str().and_then(|name| name.strip_prefix("run-")?.parse::<u32>().ok());
         if process.is_some_and(|process| !Path::new(&format!("/proc/{process}")).exists()) {
+            let note = fs::read_to_string(entry.path().join(MEMORY_NOTE)).unwrap_or_default();
+            for path in note.lines().filter(|path| is_arena(path)) {
+                let _ = fs::remove_file(path);
+            }
             let _ = fs::remove_dir_all(entry.path());
         }
     }
     let run = parent.join(format!("run-{}", std::process::id()));
     make(&run)?;
     Ok(run)
+}
+
+const MEMORY_NOTE: &str = "memory";
+
+/// The named shared memory of stores in the text of /proc/PID/maps.
+fn named_memory(maps: &str) -> Vec<&str> {
+    let paths = maps.lines().filter_map(|line| line.find('/').map(|at| &line[at..]));
+    let mut paths: Vec<&str> = paths.filter(|path| is_arena(path)).collect();
+    paths.dedup();
+    paths
+}
+
+/// Whether a path is that of a store's arena: "/dev/shm/ebbtide-" and the uuid.
+fn is_arena(path: &str) -> bool {
+    let uuid = path.strip_prefix("/dev/shm/ebbtide-");
+    uuid.is_some_and(|uuid| uuid.len() == 32 && uuid.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
 fn existing(path: &Path) -> PathBuf {
@@ -185,6 +215,18 @@ mod tests {
         drop(place);
         assert!(dir.join("file").exists() && !bare.exists());
         fs::remove_dir_all(&root).unwrap();
+    }
+
+    #[test]
+    fn only_arenas_are_memory_to_free() {
+        let maps = "7f00-7f10 rw-s 00000000 00:1a 5    /dev/shm/ebbtide-0123456789abcdef0123456789abcdef
+7f10-7f20 rw-s 00100000 00:1a 5    /dev/shm/ebbtide-0123456789abcdef0123456789abcdef
+7f20-7f30 r-xp 00000000 fe:00 9    /usr/lib/x86_64-linux-gnu/libc.so.6
+7f30-7f40 rw-s 00000000 00:1a 6    /dev/shm/ebbtide-0123456789abcdef0123456789abcdef (deleted)
+7f40-7f50 rw-p 00000000 00:00 0    [heap]
+";
+        assert_eq!(named_memory(maps), ["/dev/shm/ebbtide-0123456789abcdef0123456789abcdef"]);
+        assert!(!is_arena("/dev/shm/ebbtide-../../etc/passwd"));
     }
 
     #[test]

@@ -83,6 +83,7 @@ pub(crate) fn run(options: &ReplayOptions) -> Outcome<Verdict> {
     place.needs(ssd.0, &format!("--ssd {ssd}"))?;
     let progress = Progress::start();
     let store = store_options::open(options.store.config(place.dir(), dram, ssd)?, &progress)?;
+    place.note_memory();
     let before = store.stats();
     progress.stage("replay", requests.len() as u64, Unit::Things);
     let replay = Replay {

@@ -97,6 +97,7 @@ pub(crate) fn run(options: &StartOptions) -> Outcome<Verdict> {
     place.needs(options.ssd().0, &format!("--ssd {}", options.ssd()))?;
     let (run, progress) = (clock::wall_ns(), Progress::start());
     let store = store_options::open(options.config(place.dir())?, &progress)?;
+    place.note_memory();
     progress.stage("write", options.objects * options.value.0, Unit::Bytes);
     options.put(&store, run, 0, options.objects, &progress)?;
     progress.stage("close", 0, Unit::Things);

@@ -64,10 +64,12 @@ impl Engine {
         for _ in 0..WRITE_ROUNDS_MAX {
             written = inner.write_down().await;
             self.quiesce().await;
-            // Reclaim may have taken copies away meanwhile whose objects are in DRAM.
+            // Reclaim may have taken copies away meanwhile whose objects are in DRAM. Written again, they may cost others
+            // theirs; what is not in DRAM any more cannot lose its copy without a count.
             match inner.dirty_objects(u64::MAX) {
                 (0, _) => break,
                 (left, _) if written.is_ok() => {
+                    inner.evict(u64::MAX);
                     written =
                         Err(Error::unavailable(format!("{left} objects lost their copies below again")));
                 }
