@@ -147,7 +147,7 @@ fn ready(mut memory: Memory, threads: usize, ask_huge: bool) -> io::Result<Memor
     if ask_huge {
         memory.ask_huge_pages().ok(); // What it brought is read from smaps, and said.
     }
-    memory.prefault(threads)?;
+    memory.prefault(threads, ask_huge)?;
     Ok(memory)
 }
 

@@ -102,10 +102,11 @@ impl Memory {
         self.advise(0..self.bytes, libc::MADV_HUGEPAGE)
     }
 
-    /// Makes all pages present and writable with `threads` threads; with 0 only gives the file its room.
+    /// Makes all pages present and writable with `threads` threads; with 0 only gives the file its room. With `huge`, as
+    /// transparent huge pages where the kernel has them.
     ///
     /// After it no touch of the memory can fail for lack of room (SIGBUS): that is an error here.
-    pub(crate) fn prefault(&mut self, threads: usize) -> io::Result<()> {
+    pub(crate) fn prefault(&mut self, threads: usize, huge: bool) -> io::Result<()> {
         let can_populate = match self.advise(0..PAGE_BYTES, libc::MADV_POPULATE_WRITE) {
             Ok(()) => true,
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => false, // before Linux 5.14
@@ -123,6 +124,9 @@ impl Memory {
                     return Ok(());
                 }
                 let slice = start..memory.bytes.min(start + SLICE_BYTES);
+                if huge && can_populate {
+                    memory.collapse(slice.clone());
+                }
                 if !can_populate {
                     memory.touch(slice);
                 } else if let Err(error) = memory.advise(slice, libc::MADV_POPULATE_WRITE) {
@@ -135,6 +139,20 @@ impl Memory {
             let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
             threads.into_iter().try_for_each(|thread| thread.join().expect("prefaulting does not panic"))
         })
+    }
+
+    /// Makes huge pages of the chunks of `range` one by one, also where the system's settings for shared memory give none:
+    /// MADV_COLLAPSE is a wish of the process. It takes an empty chunk as soon as one page of it is there.
+    ///
+    /// Stops at the first chunk that cannot be had (before Linux 6.1, or no free huge page is left): the rest is populated with
+    /// small pages.
+    fn collapse(&self, range: Range<usize>) {
+        for start in range.step_by(CHUNK_BYTES) {
+            let one = self.advise(start..start + PAGE_BYTES, libc::MADV_POPULATE_WRITE);
+            if one.and_then(|()| self.advise(start..start + CHUNK_BYTES, libc::MADV_COLLAPSE)).is_err() {
+                return; // what it brought is read from smaps, and said
+            }
+        }
     }
 
     /// Gives the file its room.
@@ -155,7 +173,7 @@ impl Memory {
 
     fn advise(&self, range: Range<usize>, advice: libc::c_int) -> io::Result<()> {
         let address = self.address.wrapping_add(range.start);
-        // SAFETY: the range lies in our own mapping, and no advice used here (DONTDUMP, HUGEPAGE, POPULATE_WRITE)
+        // SAFETY: the range lies in our own mapping, and no advice used here (DONTDUMP, HUGEPAGE, COLLAPSE, POPULATE_WRITE)
         // changes what the memory holds.
         retry(|| unsafe { libc::madvise(address.cast(), range.len(), advice) })
     }
