@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ebbtide_core::{
-    BlockSums, BoxFuture, CheckpointRow, Env, Error, Generation, Intent, Location, NamespaceId, Object,
-    ReadDone, ReadRequest, Recovered, RecoverySummary, Result, SegmentId, Tier, TierInfo, TierUsage,
+    BlockSums, BoxFuture, CheckpointRow, Env, Error, Generation, Intent, Location, NamespaceId, ReadDone,
+    ReadRequest, Recovered, RecoverySummary, Result, SegmentId, SharedObject, Tier, TierInfo, TierUsage,
     VictimRecord, Victims,
 };
 use futures_channel::oneshot;
@@ -232,7 +232,7 @@ impl Inner {
         Location { segment: SegmentId(segment), page: page as u32 }
     }
 
-    async fn put(&self, object: Arc<Object>, intent: Intent) -> Result<Location> {
+    async fn put(&self, object: SharedObject, intent: Intent) -> Result<Location> {
         let location = self.place(object.length(), intent).await;
         self.pass().await;
         let fails = {
@@ -315,7 +315,7 @@ impl Tier for FakeTier {
 
     fn put_many(
         &self,
-        objects: Vec<Arc<Object>>,
+        objects: Vec<SharedObject>,
         intent: Intent,
     ) -> BoxFuture<'static, Vec<Result<Location>>> {
         let inner = Arc::clone(&self.0);

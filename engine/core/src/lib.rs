@@ -24,7 +24,7 @@ pub use device::{Batch, BlockDevice, Check, DeviceCounters, DeviceInfo, Done, Op
 pub use env::{BoxFuture, Env, Monotonic, block_on};
 pub use error::{Error, ErrorKind, Result};
 pub use medium::{META_BYTES_MAX, Medium, MediumIdentity, MediumInfo, MediumOp};
-pub use object::Object;
+pub use object::{Object, SharedObject};
 pub use policy::{Candidate, Cost, Eviction, ObjectId, Placement, Rank, TierView};
 pub use size::ByteSize;
 pub use tier::{

@@ -1,6 +1,6 @@
 //! An object in memory: immutable bytes with the identity and the sums that travel with them.
 
-use ebbtide_mem::Buf;
+use ebbtide_mem::{Buf, Counted};
 
 use crate::budget::Charge;
 use crate::checksum::{BlockSums, Identity};
@@ -25,6 +25,9 @@ pub struct Object {
     /// The sums of its blocks, seeded with its identity.
     pub sums: BlockSums,
 }
+
+/// An object as those who use it hold it.
+pub type SharedObject = Counted<Object>;
 
 impl Object {
     /// Its identity.

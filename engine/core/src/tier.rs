@@ -1,6 +1,5 @@
 //! The contracts of tiers: places that keep objects. They store, read and free; they never decide.
 
-use std::sync::Arc;
 
 use ebbtide_mem::{BufMut, Region};
 
@@ -9,7 +8,7 @@ use crate::checksum::{BlockSums, Identity};
 use crate::device::DeviceCounters;
 use crate::env::BoxFuture;
 use crate::error::Result;
-use crate::object::Object;
+use crate::object::SharedObject;
 use crate::words::{Fingerprint, Generation, Location, NamespaceId, SegmentId};
 
 /// The tier of objects that stay in the arena: memory under two budgets.
@@ -268,7 +267,7 @@ pub trait Tier: Send + Sync + 'static {
     /// Not to be dropped before it ends: a location that nobody was told of is dead space until its segment is reclaimed.
     fn put_many(
         &self,
-        objects: Vec<Arc<Object>>,
+        objects: Vec<SharedObject>,
         intent: Intent,
     ) -> BoxFuture<'static, Vec<Result<Location>>>;
 

@@ -12,7 +12,8 @@ use parking_lot::Mutex;
 
 use crate::backing::{self, Backing};
 use crate::buddy::{Buddy, CHUNK_PAGES, CHUNKS_MAX, REGION_PAGES, Run, Runs};
-use crate::slot::{BufMut, RawSpan};
+use crate::pool::Pool;
+use crate::slot::{BufMut, Inner, RawSpan};
 use crate::sys::Memory;
 use crate::{CHUNK_BYTES, PAGE_BYTES, REGION_BYTES};
 
@@ -86,6 +87,7 @@ impl Arena {
             regions: cut(memory.address(), u64::from(chunks) * CHUNK_BYTES as u64),
             backing,
             degraded,
+            pool: Pool::new(),
             memory,
         }))
     }
@@ -151,10 +153,16 @@ pub(crate) struct Shared {
     regions: Vec<Region>,
     backing: Backing,
     degraded: Vec<String>,
+    /// Where the buffers' own bookkeeping lies.
+    pool: Pool<Inner>,
     memory: Memory,
 }
 
 impl Shared {
+    pub(crate) fn pool(&self) -> &Pool<Inner> {
+        &self.pool
+    }
+
     /// Takes back the memory of a buffer. Panics when `spans` are not given out, or of another arena.
     pub(crate) fn give_back(&self, spans: &[RawSpan]) {
         let mut buddy = self.buddy.lock();

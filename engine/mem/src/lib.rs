@@ -8,12 +8,14 @@
 mod arena;
 mod backing;
 mod buddy;
+mod pool;
 mod slot;
 pub mod sum;
 mod sys;
 
 pub use arena::{Arena, ArenaOptions, Region};
 pub use backing::Backing;
+pub use pool::{Counted, Owned, Pool};
 pub use slot::{Buf, BufMut, RawSpan, Whole, lend};
 
 /// The unit of allocation and of direct I/O.

@@ -13,6 +13,7 @@ use parking_lot::{Condvar, Mutex};
 use smallvec::SmallVec;
 
 use crate::arena::Shared;
+use crate::pool::Counted;
 use crate::{PAGE_BYTES, round_up_to_page, sum};
 
 /// One run of contiguous memory in a buffer: what an iovec, a registered buffer or an RDMA descriptor names.
@@ -33,11 +34,11 @@ enum Home {
     Heap(Layout),
     Lent(Arc<Gate>),
     /// Some pages of another buffer, which lives on until its last part is gone.
-    Part(#[expect(dead_code, reason = "held for its drop alone")] Arc<Inner>),
+    Part(#[expect(dead_code, reason = "held for its drop alone")] Counted<Inner>),
 }
 
 /// The memory behind a `BufMut` or a family of `Buf`s.
-struct Inner {
+pub(crate) struct Inner {
     spans: SmallVec<[RawSpan; 3]>,
     len: usize,
     home: Home,
@@ -75,7 +76,7 @@ pub struct BufMut(Inner);
 /// a chain of cache misses, and this is one less.
 #[derive(Clone)]
 pub struct Buf {
-    inner: Arc<Inner>,
+    inner: Counted<Inner>,
     front: Front,
     len: usize,
 }
@@ -236,10 +237,10 @@ impl BufMut {
     /// Panics when `part_bytes` is 0 or not whole pages.
     pub fn split(self, part_bytes: usize) -> (Vec<BufMut>, Whole) {
         assert!(part_bytes > 0, "a part holds at least one page");
-        let whole = Arc::new(self.0);
+        let whole = self.0.share();
         let parts = (0..whole.len).step_by(part_bytes).map(|at| {
             let len = part_bytes.min(whole.len - at);
-            BufMut(Inner { spans: whole.cut(at, len), len, home: Home::Part(Arc::clone(&whole)) })
+            BufMut(Inner { spans: whole.cut(at, len), len, home: Home::Part(whole.clone()) })
         });
         (parts.collect(), Whole(whole))
     }
@@ -260,7 +261,7 @@ impl Buf {
     fn over(inner: Inner) -> Self {
         let (len, first) = (inner.len, inner.spans[0]);
         let front = Front { address: first.address, bytes: len.min(first.bytes as usize) };
-        Buf { inner: Arc::new(inner), front, len }
+        Buf { inner: inner.share(), front, len }
     }
 
     /// Length in bytes.
@@ -319,13 +320,13 @@ impl Buf {
 
     /// How many owners the memory has, this one and slices of it included.
     pub fn owners(&self) -> usize {
-        Arc::strong_count(&self.inner)
+        Counted::owners(&self.inner)
     }
 
     /// The bytes `at..at + len` as a buffer of their own that shares this one's memory: what a device is given when only
     /// some pages are to be written. Panics when `at` is not a page boundary, `len` is 0 or the range is too long.
     pub fn slice(&self, at: usize, len: usize) -> Buf {
-        Buf::over(Inner { spans: self.inner.cut(at, len), len, home: Home::Part(Arc::clone(&self.inner)) })
+        Buf::over(Inner { spans: self.inner.cut(at, len), len, home: Home::Part(self.inner.clone()) })
     }
 
     /// Makes the memory writable again when this is its only owner; gives the buffer back otherwise, and for a slice.
@@ -334,22 +335,30 @@ impl Buf {
             return Err(self); // the pages belong to the buffer that it was cut from too
         }
         let Buf { inner, front, len } = self;
-        Arc::try_unwrap(inner).map(BufMut).map_err(|inner| Buf { inner, front, len })
+        Counted::try_unwrap(inner).map(BufMut).map_err(|inner| Buf { inner, front, len })
     }
 }
 
 /// What is left of a buffer that was [split](BufMut::split): the right to become whole again.
-pub struct Whole(Arc<Inner>);
+pub struct Whole(Counted<Inner>);
 
 impl Whole {
     /// Takes the parts back. `None` when one of them is missing: then the memory is free when its last part is gone.
     pub fn join(self, parts: Vec<BufMut>) -> Option<BufMut> {
         drop(parts);
-        Arc::try_unwrap(self.0).ok().map(BufMut)
+        Counted::try_unwrap(self.0).ok().map(BufMut)
     }
 }
 
 impl Inner {
+    /// As a value of several owners; that of an arena's memory lies in the arena's pool.
+    fn share(self) -> Counted<Inner> {
+        match &self.home {
+            Home::Arena(shared) => shared.pool().clone().into_keep(self),
+            Home::Heap(_) | Home::Lent(_) | Home::Part(_) => Counted::new(self),
+        }
+    }
+
     /// The memory of `at..at + len`, up to the end of its last page.
     fn cut(&self, at: usize, len: usize) -> SmallVec<[RawSpan; 3]> {
         assert!(at.is_multiple_of(PAGE_BYTES), "a part of a buffer starts on a page");

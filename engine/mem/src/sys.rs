@@ -208,6 +208,15 @@ fn is_same_file(file: &File, path: &Path) -> bool {
     }
 }
 
+/// Asks for transparent huge pages under a block of bookkeeping; a wish, which the kernel may not grant.
+pub(crate) fn wish_huge_pages(block: std::ptr::NonNull<u8>, bytes: usize) {
+    if cfg!(miri) {
+        return;
+    }
+    // SAFETY: the caller owns the block, and the advice does not change what it holds.
+    unsafe { libc::madvise(block.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE) };
+}
+
 /// The kernel says EFAULT where a touch would be SIGBUS.
 fn no_room(error: io::Error) -> io::Error {
     match error.raw_os_error() {

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use ebbtide_core::Candidate;
 use ebbtide_core::{
     BlockSums, Charge, Cost, Env, Error, Eviction, Fingerprint, Fingerprinter, Generation, HotTier, Identity,
-    NamespaceId, Object, ObjectId, Placement, Rank, Result, Tier, TierView, check_key,
+    NamespaceId, Object, ObjectId, Placement, Rank, Result, SharedObject, Tier, TierView, check_key,
 };
-use ebbtide_mem::{BufMut, sum};
+use ebbtide_mem::{BufMut, Pool, sum};
 use futures_util::future::{Either, select};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -62,6 +62,8 @@ pub(crate) struct Inner {
     incarnation: u32,
     writes: AtomicU64,
     pub(crate) index: Index,
+    /// Where resident objects' bookkeeping lies.
+    pub(crate) object_pool: Pool<Object>,
     pub(crate) touches: Touches,
     pub(crate) order: Mutex<Order>,
     /// Bytes of departing objects; changed under the order's lock.
@@ -86,11 +88,11 @@ pub(crate) struct Order {
 pub(crate) struct Outgoing {
     pub(crate) id: ObjectId,
     pub(crate) stay: u32,
-    pub(crate) object: Arc<Object>,
+    pub(crate) object: SharedObject,
 }
 
 /// Objects whose residence ended; dropped after all locks, so that memory goes back with none held.
-pub(crate) type Dropped = SmallVec<[Arc<Object>; 4]>;
+pub(crate) type Dropped = SmallVec<[SharedObject; 4]>;
 
 impl Engine {
     /// An engine over `parts`, empty; [`recover`](Self::recover) finds what the tiers below hold.
@@ -103,6 +105,7 @@ impl Engine {
         };
         let inner = Arc::new(Inner {
             index: Index::new(settings.shards),
+            object_pool: Pool::new(),
             touches: Touches::new(settings.touch_rings),
             order: Mutex::new(order),
             departing_bytes: AtomicU64::new(0),
@@ -312,7 +315,7 @@ impl Inner {
 
     /// Adds the row. Of two attempts on one key the first to come here wins.
     fn commit(&self, write: Write<'_>) -> Put {
-        let object = Arc::new(Object {
+        let object = self.object_pool.keep(Object {
             value: write.memory.freeze(),
             charge: write.charge,
             namespace: write.namespace,
@@ -524,7 +527,7 @@ impl Inner {
     }
 
     /// Drops an object of which this was the only copy, and counts why.
-    pub(crate) fn drop_unwritten(&self, shard: &mut Shard, row: RowSlot, why: Gone) -> Option<Arc<Object>> {
+    pub(crate) fn drop_unwritten(&self, shard: &mut Shard, row: RowSlot, why: Gone) -> Option<SharedObject> {
         let (row, hot) = shard.remove(row);
         self.departures.record(row.fingerprint, row.length(), why, self.env.wall_ms());
         hot.map(|hot| hot.object)
@@ -569,7 +572,7 @@ impl Inner {
     }
 
     /// Makes a value that was read from below resident. False when its row moved on meanwhile.
-    pub(crate) fn warm_read(&self, fingerprint: Fingerprint, object: &Arc<Object>) -> bool {
+    pub(crate) fn warm_read(&self, fingerprint: Fingerprint, object: &SharedObject) -> bool {
         let shard_number = self.index.shard_of(fingerprint);
         let mut shard = self.index.lock(shard_number);
         let Some(slot) = shard.find(fingerprint) else { return false };
@@ -577,7 +580,7 @@ impl Inner {
         if row.generation != object.generation || shard.hot(slot).is_some() || row.below().is_none() {
             return false;
         }
-        let hot = shard.warm(slot, Arc::clone(object), State::Clean);
+        let hot = shard.warm(slot, object.clone(), State::Clean);
         drop(shard);
         let cost = cost_of(object, fingerprint);
         self.announce(Event::Insert(self.index.object_id(shard_number, hot), cost));
@@ -624,7 +627,7 @@ pub(crate) enum End<'a> {
 pub(crate) fn start_writing(id: ObjectId, stay: u32, hot: &mut Hot, place: Place) -> Outgoing {
     hot.state = State::Writing;
     hot.place = place;
-    Outgoing { id, stay, object: Arc::clone(&hot.object) }
+    Outgoing { id, stay, object: hot.object.clone() }
 }
 
 /// Notes that a resident object was used; true when the policy is to hear of it.

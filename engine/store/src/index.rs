@@ -7,7 +7,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ebbtide_core::{Fingerprint, Generation, Location, Object, ObjectId, SegmentId};
+use ebbtide_core::{Fingerprint, Generation, Location, ObjectId, SegmentId, SharedObject};
+use ebbtide_mem::{Owned, Pool};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::table::Table;
@@ -37,6 +38,17 @@ pub(crate) struct Row {
 }
 
 impl Row {
+    const VACANT: Row = Row {
+        fingerprint: Fingerprint { high: 0, low: 0 },
+        generation: Generation(0),
+        sum: 0,
+        segment: NONE,
+        page: 0,
+        length_less_one: 0,
+        reads: 0,
+        used: false,
+    };
+
     pub(crate) fn new(fingerprint: Fingerprint, generation: Generation, length: u64, sum: u64) -> Self {
         let length_less_one =
             u32::try_from(length - 1).expect("a value has at most 4 GiB, checked at put and recovery");
@@ -88,7 +100,7 @@ pub(crate) enum Place {
 
 /// An object in DRAM.
 pub(crate) struct Hot {
-    pub(crate) object: Arc<Object>,
+    pub(crate) object: SharedObject,
     pub(crate) seat: Seat,
     pub(crate) state: State,
     pub(crate) place: Place,
@@ -106,6 +118,9 @@ struct Entry {
 }
 
 const _: () = assert!(std::mem::size_of::<Entry>() == 64);
+
+/// Entries that lie side by side.
+type Chunk = [Entry; CHUNK_ROWS];
 
 /// A row's place in its shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,7 +140,8 @@ struct Seated {
 /// One shard of the index.
 pub(crate) struct Shard {
     table: Table,
-    rows: Vec<Box<[Entry]>>,
+    rows: Vec<Owned<Chunk>>,
+    chunks: Pool<Chunk>,
     rows_made: u32,
     row_free: u32,
     seats: Vec<Seated>,
@@ -135,10 +151,11 @@ pub(crate) struct Shard {
 }
 
 impl Shard {
-    fn new(residents: Arc<Residents>) -> Self {
+    fn new(residents: Arc<Residents>, chunks: Pool<Chunk>) -> Self {
         Shard {
             table: Table::default(),
             rows: Vec::new(),
+            chunks,
             rows_made: 0,
             row_free: NONE,
             seats: Vec::new(),
@@ -192,7 +209,7 @@ impl Shard {
     }
 
     /// Makes the object of a row resident.
-    pub(crate) fn warm(&mut self, slot: RowSlot, object: Arc<Object>, state: State) -> Seat {
+    pub(crate) fn warm(&mut self, slot: RowSlot, object: SharedObject, state: State) -> Seat {
         debug_assert!(self.hot(slot).is_none());
         self.stays = self.stays.wrapping_add(1);
         let seated = Seated { row: slot.0, stay: self.stays };
@@ -262,9 +279,7 @@ impl Shard {
             return slot;
         }
         if self.rows_made as usize == self.rows.len() * CHUNK_ROWS {
-            let mut vacant = Row::new(Fingerprint { high: 0, low: 0 }, Generation(0), 1, 0);
-            vacant.used = false;
-            self.rows.push((0..CHUNK_ROWS).map(|_| Entry { row: vacant, hot: None }).collect());
+            self.rows.push(self.chunks.own([const { Entry { row: Row::VACANT, hot: None } }; CHUNK_ROWS]));
         }
         self.rows_made += 1;
         RowSlot(self.rows_made - 1)
@@ -289,7 +304,9 @@ impl Index {
     pub(crate) fn new(shards: usize) -> Self {
         assert!(shards.is_power_of_two(), "the number of shards is a power of two");
         let residents = Arc::<Residents>::default();
-        let shards = (0..shards).map(|_| Mutex::new(Shard::new(Arc::clone(&residents)))).collect();
+        let chunks = Pool::new();
+        let shard = |_| Mutex::new(Shard::new(Arc::clone(&residents), chunks.clone()));
+        let shards = (0..shards).map(shard).collect();
         Index { shards, residents }
     }
 

@@ -172,7 +172,7 @@ impl Inner {
 
     async fn write(self: Arc<Self>, batch: Batch) {
         let tier = Arc::clone(&self.tiers[0]);
-        let objects = batch.outgoing.iter().map(|out| Arc::clone(&out.object)).collect();
+        let objects = batch.outgoing.iter().map(|out| out.object.clone()).collect();
         let mut put = tier.put_many(objects, Intent::Demote);
         let results = loop {
             match select(put, self.env.sleep(ROOM_CHECK)).await {

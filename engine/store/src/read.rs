@@ -1,11 +1,10 @@
 //! Reads: one lookup, then exactly one tier. One path for every variant.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use ebbtide_core::{
     BlockSums, Candidate, Charge, Error, ErrorKind, Fingerprint, Identity, NamespaceId, Object, ReadDone,
-    ReadRequest, Result, TierId, block_on, check_key,
+    ReadRequest, Result, SharedObject, TierId, block_on, check_key,
 };
 use ebbtide_mem::{BufMut, lend, sum};
 use futures_util::future::{Either, select};
@@ -29,7 +28,7 @@ pub enum Served {
 #[derive(Clone, Debug)]
 pub struct Hit {
     /// The object; its bytes stay while this is held, whatever happens to the key.
-    pub object: Arc<Object>,
+    pub object: SharedObject,
     /// Which tier served it.
     pub tier: Served,
 }
@@ -42,7 +41,7 @@ const SSD: TierId = TierId(0);
 /// What a lookup finds.
 enum Found {
     Miss,
-    Resident(Arc<Object>),
+    Resident(SharedObject),
     Below(Row),
 }
 
@@ -195,7 +194,7 @@ impl Inner {
         let mut shard = self.index.lock(shard_number);
         let Some(slot) = shard.find(fingerprint) else { return Found::Miss };
         if let Some(hot) = shard.hot_mut(slot) {
-            let object = Arc::clone(&hot.object);
+            let object = hot.object.clone();
             let (in_order, seat) = (note_use(hot), hot.seat);
             drop(shard);
             if in_order {
@@ -210,7 +209,7 @@ impl Inner {
         Found::Below(row)
     }
 
-    fn hit(&self, object: Arc<Object>) -> Hit {
+    fn hit(&self, object: SharedObject) -> Hit {
         let mine = self.touches.mine();
         mine.hits.fetch_add(1, Ordering::Relaxed);
         mine.hit_bytes.fetch_add(object.length(), Ordering::Relaxed);
@@ -338,11 +337,11 @@ impl Inner {
         value: BufMut,
         charge: Charge,
         sums: Option<BlockSums>,
-    ) -> Arc<Object> {
+    ) -> SharedObject {
         let value = value.freeze();
         let generation = pending.row.generation;
         let sums = sums.unwrap_or_else(|| Identity::new(namespace, pending.key, generation).sums_of(&value));
-        Arc::new(Object { value, charge, namespace, key: pending.key.into(), generation, sums })
+        self.object_pool.keep(Object { value, charge, namespace, key: pending.key.into(), generation, sums })
     }
 
     /// The row may have moved on under the reader: then it is read where it is now. A row that stands still and does not match

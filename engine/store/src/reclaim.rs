@@ -187,7 +187,7 @@ impl Inner {
             match (done.result, done.buf, done.sums) {
                 (Ok(()), Some(value), Some(sums)) => {
                     let VictimRecord { namespace, key, generation, .. } = keeper.record.clone();
-                    objects.push(Arc::new(Object {
+                    objects.push(self.object_pool.keep(Object {
                         value: value.freeze(),
                         charge,
                         namespace,

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use ebbtide_core::{
-    BLOCK_BYTES, Error, Intent, KEY_BYTES_MAX, Location, MediumOp, Object, Result, SegmentId, blocks_in,
+    BLOCK_BYTES, Error, Intent, KEY_BYTES_MAX, Location, MediumOp, Object, Result, SegmentId, SharedObject,
+    blocks_in,
 };
 use ebbtide_mem::{Buf, round_up_to_page};
 use smallvec::SmallVec;
@@ -41,7 +42,7 @@ impl Log {
     /// Writes `objects`; result i belongs to object i.
     pub(crate) async fn put_many(
         self: Arc<Self>,
-        objects: Vec<Arc<Object>>,
+        objects: Vec<SharedObject>,
         intent: Intent,
     ) -> Vec<Result<Location>> {
         let purpose = match intent {
@@ -83,7 +84,7 @@ impl Log {
                 }
             }
         }
-        let finish = |((object, places), error): ((&Arc<Object>, SmallVec<_>), Option<Error>)| match error {
+        let finish = |((object, places), error): ((&SharedObject, SmallVec<_>), Option<Error>)| match error {
             Some(error) => Err(error), // parts of it that did land are dead space
             None => Ok(self.finish(object, &places, intent)),
         };
@@ -151,7 +152,7 @@ impl Log {
     }
 
     /// Encodes a group and starts its write.
-    fn send(self: &Arc<Self>, placement: Placement, pieces: &[Piece], objects: &[Arc<Object>]) -> Flight {
+    fn send(self: &Arc<Self>, placement: Placement, pieces: &[Piece], objects: &[SharedObject]) -> Flight {
         let Placement { segment, sequence, latest, page, run_pages, pages, count, first } = placement;
         let mut records = Vec::with_capacity(pieces.iter().map(|piece| piece.record_bytes).sum());
         let mut values = Vec::with_capacity(pieces.len() + 1);

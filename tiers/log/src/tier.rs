@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use ebbtide_core::{
     BoxFuture, Charge, CheckpointRow, DeviceCounters, Env, Error, Generation, Intent, Location, Medium,
-    NamespaceId, Object, ReadDone, ReadRequest, Recovered, RecoverySummary, Result, SegmentId, Tier,
+    NamespaceId, ReadDone, ReadRequest, Recovered, RecoverySummary, Result, SegmentId, SharedObject, Tier,
     TierInfo, TierUsage, Victims,
 };
 use ebbtide_mem::BufMut;
@@ -157,7 +157,7 @@ impl Tier for LogTier {
 
     fn put_many(
         &self,
-        objects: Vec<Arc<Object>>,
+        objects: Vec<SharedObject>,
         intent: Intent,
     ) -> BoxFuture<'static, Vec<Result<Location>>> {
         Box::pin(Arc::clone(&self.log).put_many(objects, intent))

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use device::{Dice, MemDevice};
 use ebbtide_core::{
     BlockDevice, Budget, CheckpointRow, Fingerprint, Generation, Identity, Intent, Location, Medium,
-    NamespaceId, Object, ReadRequest, Recovered, RecoverySummary, Result, Tier,
+    NamespaceId, Object, ReadRequest, Recovered, RecoverySummary, Result, SharedObject, Tier,
 };
 use ebbtide_media::{BlockMedium, BlockOptions};
 use ebbtide_mem::BufMut;
@@ -54,11 +54,11 @@ pub fn body(key: &[u8], generation: Generation, length: usize) -> Vec<u8> {
     bytes
 }
 
-pub fn object(budget: &Budget, key: &[u8], generation: Generation, length: usize) -> Arc<Object> {
+pub fn object(budget: &Budget, key: &[u8], generation: Generation, length: usize) -> SharedObject {
     let mut value = BufMut::heap(length);
     let sums = Identity::new(NAMESPACE, key, generation).fill(&mut value, &body(key, generation, length));
     let charge = budget.try_charge(0).unwrap();
-    Arc::new(Object {
+    SharedObject::new(Object {
         value: value.freeze(),
         charge,
         namespace: NAMESPACE,
@@ -129,7 +129,7 @@ impl Lab {
         Ok(Lab { env, tier, rows, summary, writes: 0, budget })
     }
 
-    pub fn object(&self, key: &[u8], generation: Generation, length: usize) -> Arc<Object> {
+    pub fn object(&self, key: &[u8], generation: Generation, length: usize) -> SharedObject {
         object(&self.budget, key, generation, length)
     }
 
