@@ -37,7 +37,9 @@ impl Budget {
     pub fn try_charge(&self, bytes: u64) -> Option<Charge> {
         let take = |used: u64| used.checked_add(bytes).filter(|used| *used <= self.0.limit);
         let before = self.0.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, take).ok()?;
-        self.0.peak.fetch_max(before + bytes, Ordering::Relaxed);
+        if before + bytes > self.0.peak.load(Ordering::Relaxed) {
+            self.0.peak.fetch_max(before + bytes, Ordering::Relaxed);
+        }
         Some(Charge { account: Arc::clone(&self.0), bytes })
     }
 

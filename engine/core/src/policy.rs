@@ -34,6 +34,9 @@ pub trait Eviction: Send {
     /// Takes `id` into the order. An `id` that is in it already is an error of the caller and is ignored.
     fn insert(&mut self, id: ObjectId, cost: Cost, rank: Rank);
 
+    /// `id` will be inserted or touched very soon: a hint for a policy whose memory of it may be far away.
+    fn expect(&self, _id: ObjectId) {}
+
     /// `id` was used. Unknown ids are ignored: touches may come late.
     fn touch(&mut self, id: ObjectId);
 

@@ -1,6 +1,5 @@
 //! The contracts of tiers: places that keep objects. They store, read and free; they never decide.
 
-
 use ebbtide_mem::{BufMut, Region};
 
 use crate::budget::Charge;

@@ -18,10 +18,12 @@ use std::sync::atomic::{AtomicUsize, Ordering, fence};
 
 use parking_lot::Mutex;
 
-use crate::{CHUNK_BYTES, sys};
+use crate::{CHUNK_BYTES, sum, sys};
 
 /// The first block is small, for pools that stay so.
 const FIRST_BLOCK_BYTES: usize = 64 << 10;
+/// So much of the next vacant slot is asked for ahead of need.
+const EXPECTED_BYTES_MAX: usize = 256;
 /// Slots start on cache lines.
 const LINE_BYTES: usize = 64;
 /// More owners than memory could hold; a count beyond it is a leak in a loop.
@@ -134,6 +136,10 @@ impl Blocks {
         if let Some(vacant) = state.vacant {
             // SAFETY: what is in the list was given back by `give`, which wrote a Vacant there, and is nobody's.
             state.vacant = unsafe { vacant.read().next };
+            // The next one to come is on its way into the cache meanwhile.
+            if let Some(next) = state.vacant {
+                sum::expect_write_at(next.as_ptr().cast(), self.slot.size().min(EXPECTED_BYTES_MAX));
+            }
             return vacant.cast();
         }
         if state.fresh_slots == 0 {

@@ -300,6 +300,11 @@ impl Buf {
         }
     }
 
+    /// Asks for the front of the memory, which will be read soon: see [`sum::expect_read`].
+    pub fn expect_read(&self) {
+        sum::expect_read(self.front());
+    }
+
     fn front(&self) -> &[u8] {
         // SAFETY: `over` took it from the first span, which belongs to the Inner that this Buf keeps alive; through a Buf
         // bytes are only read.

@@ -101,7 +101,7 @@ pub fn copy(dst: &mut [u8], src: &[u8]) {
     dst.copy_from_slice(src);
 }
 
-/// Asks for the first KiB of `source`, which will be read soon: for a caller who has something else to wait for meanwhile.
+/// Asks for the front of `source`, which will be read soon: for a caller who has something else to wait for meanwhile.
 pub fn expect_read(source: &[u8]) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     for line in source.chunks(LINE_BYTES).take(EXPECTED_LINES) {
@@ -114,7 +114,7 @@ pub fn expect_read(source: &[u8]) {
     let _ = source;
 }
 
-/// Asks for the first KiB of `target`, which will be written soon. As [`expect_read`].
+/// Asks for the front of `target`, which will be written soon. As [`expect_read`].
 pub fn expect_write(target: &mut [u8]) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     for line in target.chunks_mut(LINE_BYTES).take(EXPECTED_LINES) {
@@ -124,11 +124,35 @@ pub fn expect_write(target: &mut [u8]) {
     let _ = target;
 }
 
+/// Asks for the first `bytes` from `address` on, which will be written soon; they need not be there.
+pub(crate) fn expect_write_at(address: *mut u8, bytes: usize) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    for at in (0..bytes).step_by(LINE_BYTES) {
+        avx2::prefetch_to_write(address.wrapping_add(at));
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = (address, bytes);
+}
+
+/// Asks for the line on which `value` starts, which will be looked at soon.
+#[inline]
+pub fn expect<T>(value: &T) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: a prefetch is a hint: it neither faults nor changes anything. SSE is part of x86-64.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(
+            std::ptr::from_ref(value).cast(),
+        )
+    };
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = value;
+}
+
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 const LINE_BYTES: usize = 64;
-/// As many as a core has in flight beside what it waits for.
+/// Enough for the hardware to go on from, and few enough that a core has room for what it waits for meanwhile.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
-const EXPECTED_LINES: usize = 16;
+const EXPECTED_LINES: usize = 4;
 
 /// Where [`copy`] stops being `copy_from_slice`: below it there is too little left to prefetch.
 #[cfg(all(target_arch = "x86_64", not(miri)))]

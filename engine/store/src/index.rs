@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ebbtide_core::{Fingerprint, Generation, Location, ObjectId, SegmentId, SharedObject};
-use ebbtide_mem::{Owned, Pool};
+use ebbtide_mem::{Owned, Pool, sum};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::table::Table;
@@ -276,6 +276,10 @@ impl Shard {
         if self.row_free != NONE {
             let slot = RowSlot(self.row_free);
             self.row_free = self.row(slot).page;
+            if self.row_free != NONE {
+                // The next one to come is on its way into the cache meanwhile.
+                sum::expect(self.row(RowSlot(self.row_free)));
+            }
             return slot;
         }
         if self.rows_made as usize == self.rows.len() * CHUNK_ROWS {

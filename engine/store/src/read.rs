@@ -197,6 +197,9 @@ impl Inner {
             let object = hot.object.clone();
             let (in_order, seat) = (note_use(hot), hot.seat);
             drop(shard);
+            if wanted {
+                object.value.expect_read();
+            }
             if in_order {
                 self.announce(Event::Touch(self.index.object_id(shard_number, seat)));
             }

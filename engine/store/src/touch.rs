@@ -9,9 +9,13 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crossbeam_queue::ArrayQueue;
 use ebbtide_core::{Cost, Eviction, ObjectId, Rank};
+use smallvec::SmallVec;
 
 /// Events that one ring holds.
 const RING_EVENTS_MAX: usize = 1024;
+
+/// Events that are taken out at a time, so that the policy's memory of all of them can be asked for together.
+const DRAIN_EVENTS: usize = 16;
 
 /// Something that the eviction policy is to learn of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,11 +67,20 @@ impl Touches {
 
     /// Applies what is in the rings to `policy`.
     pub(crate) fn drain(&self, policy: &mut dyn Eviction) {
+        let mut batch = SmallVec::<[Event; DRAIN_EVENTS]>::new();
         for stripe in &self.stripes {
             // What is pushed meanwhile waits for the next drain, so that this one ends.
-            for _ in 0..RING_EVENTS_MAX {
-                let Some(event) = stripe.events.pop() else { break };
-                apply(policy, event);
+            for _ in 0..RING_EVENTS_MAX / DRAIN_EVENTS {
+                batch.extend(std::iter::from_fn(|| stripe.events.pop()).take(DRAIN_EVENTS));
+                for event in &batch {
+                    let (Event::Insert(id, _) | Event::Touch(id)) = event;
+                    policy.expect(*id);
+                }
+                let last = batch.len() < DRAIN_EVENTS;
+                batch.drain(..).for_each(|event| apply(policy, event));
+                if last {
+                    break;
+                }
             }
         }
     }

@@ -1,6 +1,7 @@
 //! Doubly linked lists threaded through one array indexed by object id: all moves cost the same, nothing is allocated.
 
 use ebbtide_core::{Cost, ObjectId};
+use ebbtide_mem::sum;
 
 const NONE: u32 = u32::MAX;
 
@@ -33,6 +34,13 @@ impl Nodes {
 
     pub(super) fn get_mut(&mut self, id: ObjectId) -> Option<&mut Node> {
         self.nodes.get_mut(id.0 as usize).filter(|node| node.list != 0)
+    }
+
+    /// Asks for what is known of `id` ahead of need.
+    pub(super) fn expect(&self, id: ObjectId) {
+        if let Some(node) = self.nodes.get(id.0 as usize) {
+            sum::expect(node);
+        }
     }
 
     fn at(&mut self, id: u32) -> &mut Node {

@@ -38,6 +38,10 @@ impl Eviction for Lru {
         }
     }
 
+    fn expect(&self, id: ObjectId) {
+        self.nodes.expect(id);
+    }
+
     fn touch(&mut self, id: ObjectId) {
         if self.nodes.get(id).is_some() {
             self.order.renew(&mut self.nodes, id);

@@ -81,6 +81,10 @@ impl Eviction for S3Fifo {
         }
     }
 
+    fn expect(&self, id: ObjectId) {
+        self.nodes.expect(id);
+    }
+
     fn touch(&mut self, id: ObjectId) {
         if let Some(node) = self.nodes.get_mut(id) {
             node.mark = (node.mark + 1).min(USES_MAX);
