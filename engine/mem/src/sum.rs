@@ -84,7 +84,7 @@ pub(crate) unsafe fn copy_and_sum_raw(dst: *mut u8, src: *const u8, len: usize) 
     unsafe { copy_then_sum(dst, src, len) }
 }
 
-/// Copies `src` to `dst`: from 8 KiB on with the same prefetches as
+/// Copies `src` to `dst`: from 2 KiB on with the same prefetches as
 /// [`copy_and_sum`], below it as `copy_from_slice` does.
 ///
 /// # Panics
@@ -156,7 +156,7 @@ const EXPECTED_LINES: usize = 4;
 
 /// Where [`copy`] stops being `copy_from_slice`: below it there is too little left to prefetch.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
-const COLD_COPY_BYTES_MIN: usize = 8 * 1024;
+const COLD_COPY_BYTES_MIN: usize = 2 * 1024;
 
 /// The portable fallback: copies, then hashes what the copy stored.
 ///
@@ -206,6 +206,9 @@ mod avx2 {
     const TARGET_AHEAD_BYTES: usize = 2048;
     const _: () = assert!(TARGET_AHEAD_BYTES <= SOURCE_AHEAD_BYTES);
     const _: () = assert!(SOURCE_AHEAD_BYTES.is_multiple_of(CHUNK_BYTES));
+    /// Blocks under this size are mostly over before so much of them is fetched: there both are fetched a chunk ahead, and the
+    /// first chunk before the loop.
+    const FAR_BYTES_MIN: usize = 16 * 1024;
 
     /// What a loop does with the bytes it visits.
     const SUM: u8 = 1;
@@ -283,16 +286,28 @@ mod avx2 {
     unsafe fn stripes<const DO: u8>(dst: *mut u8, src: *const u8, len: usize) -> Lanes {
         let mut lanes = Lanes::start();
         let chunks_end = len / CHUNK_BYTES * CHUNK_BYTES;
-        let ahead_end = chunks_end.saturating_sub(SOURCE_AHEAD_BYTES);
+        let far = len >= FAR_BYTES_MIN;
+        let ahead_end = chunks_end.saturating_sub(if far { SOURCE_AHEAD_BYTES } else { CHUNK_BYTES });
+        if !far {
+            for at in (0..len.min(CHUNK_BYTES)).step_by(STRIPE_BYTES) {
+                ahead::<DO>(dst.wrapping_add(at), src.wrapping_add(at));
+            }
+        }
         let mut at = 0;
         while at < ahead_end {
+            let (dst, src) = (dst.wrapping_add(at), src.wrapping_add(at));
             // SAFETY: `at` plus a chunk is at most `chunks_end <= len`; our caller promises the rest.
-            lanes = unsafe { chunk::<DO, true>(lanes, dst.wrapping_add(at), src.add(at)) };
+            lanes = unsafe {
+                match far {
+                    true => chunk::<DO, SOURCE_AHEAD_BYTES, TARGET_AHEAD_BYTES>(lanes, dst, src),
+                    false => chunk::<DO, CHUNK_BYTES, CHUNK_BYTES>(lanes, dst, src),
+                }
+            };
             at += CHUNK_BYTES;
         }
         while at < chunks_end {
             // SAFETY: as above.
-            lanes = unsafe { chunk::<DO, false>(lanes, dst.wrapping_add(at), src.add(at)) };
+            lanes = unsafe { chunk::<DO, 0, 0>(lanes, dst.wrapping_add(at), src.add(at)) };
             at += CHUNK_BYTES;
         }
         let mut secret_at = 0;
@@ -305,24 +320,30 @@ mod avx2 {
         lanes
     }
 
+    /// Asks for one line of each side. A prefetch is a hint: it neither faults nor changes anything.
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    fn ahead<const DO: u8>(dst: *mut u8, src: *const u8) {
+        _mm_prefetch::<_MM_HINT_T0>(src.cast());
+        if DO & COPY != 0 {
+            prefetch_to_write(dst);
+        }
+    }
+
     /// # Safety
     ///
     /// As [`stripes`], for one chunk.
     #[inline]
     #[target_feature(enable = "avx2")]
-    unsafe fn chunk<const DO: u8, const AHEAD: bool>(
+    unsafe fn chunk<const DO: u8, const SOURCE_AHEAD: usize, const TARGET_AHEAD: usize>(
         mut lanes: Lanes,
         dst: *mut u8,
         src: *const u8,
     ) -> Lanes {
         for index in 0..CHUNK_BYTES / STRIPE_BYTES {
             let at = index * STRIPE_BYTES;
-            if AHEAD {
-                // A prefetch is a hint: it neither faults nor changes anything.
-                _mm_prefetch::<_MM_HINT_T0>(src.wrapping_add(at + SOURCE_AHEAD_BYTES).cast());
-                if DO & COPY != 0 {
-                    prefetch_to_write(dst.wrapping_add(at + TARGET_AHEAD_BYTES));
-                }
+            if SOURCE_AHEAD > 0 {
+                ahead::<DO>(dst.wrapping_add(at + TARGET_AHEAD), src.wrapping_add(at + SOURCE_AHEAD));
             }
             // SAFETY: stripe `index` lies inside the chunk our caller promises.
             lanes =
