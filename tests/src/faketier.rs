@@ -439,6 +439,10 @@ impl Tier for FakeTier {
         })
     }
 
+    fn settle(&self) -> BoxFuture<'static, ()> {
+        Box::pin(std::future::ready(()))
+    }
+
     fn flush(&self) -> BoxFuture<'static, Result<()>> {
         let inner = Arc::clone(&self.0);
         Box::pin(async move {

@@ -299,6 +299,9 @@ pub trait Tier: Send + Sync + 'static {
         sink: &'a mut (dyn for<'b> FnMut(Recovered<'b>) + Send),
     ) -> BoxFuture<'a, Result<RecoverySummary>>;
 
+    /// Ends when nothing is in flight that the tier began by itself (a segment that is being sealed, for one).
+    fn settle(&self) -> BoxFuture<'static, ()>;
+
     /// Makes everything whose `put_many` has ended durable.
     fn flush(&self) -> BoxFuture<'static, Result<()>>;
 

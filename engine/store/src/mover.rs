@@ -333,7 +333,16 @@ impl Engine {
     /// Returns when nothing moves between DRAM and the tiers below, and nothing is about to.
     pub async fn quiesce(&self) {
         let inner = &self.inner;
-        inner.mover.ended.until(|| inner.mover.is_idle() && inner.reclaimer.is_idle()).await;
+        let at_rest = || inner.mover.is_idle() && inner.reclaimer.is_idle();
+        loop {
+            inner.mover.ended.until(at_rest).await;
+            for tier in &inner.tiers {
+                tier.settle().await;
+            }
+            if at_rest() {
+                return;
+            }
+        }
     }
 
     /// Empties DRAM: what has no copy below is written there (without a tier below: dropped and counted).

@@ -200,6 +200,15 @@ impl Tier for LogTier {
         Box::pin(async move { self.log.recover(sink).await })
     }
 
+    fn settle(&self) -> BoxFuture<'static, ()> {
+        let log = Arc::clone(&self.log);
+        Box::pin(async move {
+            while let Some(busy) = log.wait_sealing() {
+                let _ = busy.await;
+            }
+        })
+    }
+
     fn flush(&self) -> BoxFuture<'static, Result<()>> {
         let log = Arc::clone(&self.log);
         Box::pin(async move { log.flush().await })

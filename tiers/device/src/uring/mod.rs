@@ -37,7 +37,8 @@ pub struct UringOptions {
     /// Bytes in flight at most (one operation more is let in below it); default 32 MiB. More only makes large operations queue
     /// in the device, which its tail latency shows.
     pub inflight_bytes_max: u64,
-    /// Larger operations are split into kernel operations of this size; a multiple of 4096 up to 1 GiB, default 1 MiB.
+    /// Larger operations are split into kernel operations of this size; a multiple of 4096 up to 1 GiB, default 2 MiB: a value
+    /// of 1 MiB and the header before it go together.
     pub io_bytes_max: u64,
     /// Operations that wait for the ring at most, default 4096; beyond that `submit` blocks its caller.
     pub queue_ops_max: usize,
@@ -55,7 +56,7 @@ impl Default for UringOptions {
         UringOptions {
             queue_depth: 32,
             inflight_bytes_max: 32 << 20,
-            io_bytes_max: 1 << 20,
+            io_bytes_max: 2 << 20,
             queue_ops_max: 4096,
             io_timeout: Duration::from_secs(30),
             sqpoll_idle: None,
