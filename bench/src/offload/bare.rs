@@ -46,14 +46,36 @@ pub(crate) struct Shape {
     pub(crate) depth: u32,
 }
 
-/// One bare run: about `bytes`, with as many flushes spread over it.
+/// One bare run: about `bytes`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Drive {
     pub(crate) way: Way,
     pub(crate) shape: Shape,
     pub(crate) bytes: u64,
-    pub(crate) flushes: u64,
+    pub(crate) flush: Flush,
     pub(crate) time_max: Duration,
+}
+
+/// When a bare run flushes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Flush {
+    Never,
+    /// So often, spread evenly over the run.
+    Times(u64),
+    /// Once per 64 MiB, and first where a log with so many bytes in its open segment would seal it.
+    AfterOpen(u64),
+}
+
+impl Flush {
+    /// The bytes between two flushes and those before the first, in a run over `bytes`.
+    fn periods(self, bytes: u64) -> (u64, u64) {
+        match self {
+            Flush::Never | Flush::Times(0) => (0, 0),
+            // Not at its end: period × flushes is less than the whole, period × (flushes + 1) more.
+            Flush::Times(flushes) => (2 * bytes / (2 * flushes + 1), 0),
+            Flush::AfterOpen(open) => (FLUSH_EVERY_BYTES, FLUSH_EVERY_BYTES - open % FLUSH_EVERY_BYTES),
+        }
+    }
 }
 
 /// The bare arm.
@@ -67,8 +89,6 @@ pub(crate) struct BareArm {
     dice: Dice,
     /// Offsets of reads of one length, in random order: no place is read again before all others were.
     order: (u64, Cycle<IntoIter<u64>>),
-    /// What each arm wrote since its last flush.
-    written: [u64; 2],
     pub(crate) sweeps: Sweeps,
 }
 
@@ -110,7 +130,6 @@ impl BareArm {
             bytes: plan.bare_bytes,
             dice: Dice::new(plan.run ^ 0xba5e),
             order: (0, Vec::new().into_iter().cycle()),
-            written: [0; 2],
             sweeps: Sweeps { reads: Sweep::none(), writes: Sweep::none() },
         };
         arm.sweeps = match known {
@@ -132,9 +151,12 @@ impl BareArm {
             for step in 0..shapes.len() {
                 // There and back, so that a drift of the machine favours none.
                 let at = if slice.is_multiple_of(2) { step } else { shapes.len() - 1 - step };
-                let flushes = if way == Way::Write { SWEEP_SLICE_BYTES / FLUSH_EVERY_BYTES } else { 0 };
+                let flush = match way {
+                    Way::Read => Flush::Never,
+                    Way::Write => Flush::Times(SWEEP_SLICE_BYTES / FLUSH_EVERY_BYTES),
+                };
                 let (shape, bytes, time_max) = (shapes[at], SWEEP_SLICE_BYTES, SWEEP_TIME_MAX);
-                let done = self.drive(Drive { way, shape, bytes, flushes, time_max })?;
+                let done = self.drive(Drive { way, shape, bytes, flush, time_max })?;
                 rates[at].push(rate(&done));
                 progress.add(1);
             }
@@ -161,18 +183,9 @@ impl BareArm {
         Ok(())
     }
 
-    /// A slice of about `bytes` in the best shape; the rate in bytes a second. Writers flush once per 64 MiB of all that `arm`
-    /// wrote, whichever slices it wrote them in.
-    pub(crate) fn slice(&mut self, way: Way, arm: usize, bytes: u64) -> Outcome<f64> {
-        let flushes = match way {
-            Way::Read => 0,
-            Way::Write => {
-                let written = self.written[arm] + bytes;
-                self.written[arm] = written % FLUSH_EVERY_BYTES;
-                written / FLUSH_EVERY_BYTES
-            }
-        };
-        let drive = Drive { way, shape: self.best(way), bytes, flushes, time_max: SLICE_TIME_MAX };
+    /// A slice of about `bytes` in the best shape; the rate in bytes a second.
+    pub(crate) fn slice(&mut self, way: Way, bytes: u64, flush: Flush) -> Outcome<f64> {
+        let drive = Drive { way, shape: self.best(way), bytes, flush, time_max: SLICE_TIME_MAX };
         self.drive(drive).map(|done| rate(&done))
     }
 
@@ -180,18 +193,18 @@ impl BareArm {
     pub(crate) fn settle(&mut self) -> Outcome<()> {
         let shape = Shape { io_bytes: PAGE_BYTES, depth: 1 };
         let bytes = PAGE_BYTES;
-        self.drive(Drive { way: Way::Write, shape, bytes, flushes: 1, time_max: SLICE_TIME_MAX }).map(drop)
+        let flush = Flush::Times(1);
+        self.drive(Drive { way: Way::Write, shape, bytes, flush, time_max: SLICE_TIME_MAX }).map(drop)
     }
 
     /// Moves about as many bytes as it is told, and tells how it went.
     pub(crate) fn drive(&mut self, drive: Drive) -> Outcome<BareResult> {
-        let Drive { way, shape, bytes, flushes, time_max } = drive;
+        let Drive { way, shape, bytes, flush, time_max } = drive;
         let operations = bytes.div_ceil(shape.io_bytes).max(1);
         let bytes = operations * shape.io_bytes;
         let offsets = self.offsets(way, shape.io_bytes, operations);
         let io_bytes = u32::try_from(shape.io_bytes).expect("no operation is as long as 4 GiB");
-        // Evenly over the run and not at its end: period × flushes is less than the whole, period × (flushes + 1) more.
-        let flush_every_bytes = if flushes > 0 { 2 * bytes / (2 * flushes + 1) } else { 0 };
+        let (flush_every_bytes, flush_first_bytes) = flush.periods(bytes);
         // The arms never overlap: a device that still works for the store refuses a bare run.
         let mut tries = 0;
         loop {
@@ -206,6 +219,7 @@ impl BareArm {
                 bytes_max: bytes,
                 time_max,
                 flush_every_bytes,
+                flush_first_bytes,
                 buffers: std::mem::take(&mut memory.buffers),
             };
             let file = self.own.as_ref().filter(|_| way == Way::Read).map_or(&self.bare, |(own, _)| own);

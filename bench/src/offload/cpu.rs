@@ -3,7 +3,7 @@
 use ebbtide_node::Store;
 use serde_json::{Value, json};
 
-use super::bare::{BareArm, Drive, SLICE_TIME_MAX, Shape, Way, io_bytes_of};
+use super::bare::{BareArm, Drive, Flush, SLICE_TIME_MAX, Shape, Way, io_bytes_of};
 use super::ledger::Ledger;
 use super::options::Plan;
 use super::read::read_slice;
@@ -82,10 +82,10 @@ pub(crate) fn measure(
 
 fn bare_cost(bare: &mut BareArm, way: Way, plan: &Plan, objects: u64) -> Outcome<f64> {
     let shape = Shape { io_bytes: io_bytes_of(plan.value), depth: bare.best(way).depth };
-    let flushes = u64::from(way == Way::Write);
+    let flush = Flush::Times(u64::from(way == Way::Write));
     let bytes = objects * shape.io_bytes;
     let watch = Stopwatch::start();
-    let done = bare.drive(Drive { way, shape, bytes, flushes, time_max: SLICE_TIME_MAX })?;
+    let done = bare.drive(Drive { way, shape, bytes, flush, time_max: SLICE_TIME_MAX })?;
     Ok(watch.cpu_seconds() / done.operations as f64)
 }
 

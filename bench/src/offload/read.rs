@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ebbtide_node::{Hit, Served, Store};
 
-use super::bare::{BareArm, Way};
+use super::bare::{BareArm, Flush, Way};
 use super::ledger::Ledger;
 use super::options::{Plan, Reads};
 use super::write::{STORE, parts, slice_objects};
@@ -122,7 +122,7 @@ impl ReadPass<'_> {
                         back.slice_seconds.push(read.seconds);
                         read.below_bytes as f64 / read.seconds
                     } else {
-                        self.bare.slice(Way::Read, arm, slice.len() as u64 * plan.value)?
+                        self.bare.slice(Way::Read, slice.len() as u64 * plan.value, Flush::Never)?
                     };
                 }
                 back.rounds.push(rates);

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use ebbtide_node::{Put, Stats, Store};
 
-use super::bare::{BareArm, FLUSH_EVERY_BYTES, Way};
+use super::bare::{BareArm, FLUSH_EVERY_BYTES, Flush, Way};
 use super::journal::Journal;
 use super::ledger::Ledger;
 use super::options::{Plan, Reads};
@@ -80,6 +80,7 @@ impl WritePass<'_> {
         for (index, (rest, slice)) in parts.into_iter().enumerate() {
             account.store(|| self.put(rest))?;
             self.store.quiesce();
+            let open = self.store.stats().tiers.iter().map(|tier| tier.open_bytes).sum();
             let mut rates = [0.0; 3];
             for arm in Rounds::<3>::order(index) {
                 rates[arm] = if arm == STORE {
@@ -88,7 +89,7 @@ impl WritePass<'_> {
                     rate
                 } else {
                     let bytes = (slice.end - slice.start) * plan.value;
-                    account.leave_out(|| self.bare.slice(Way::Write, arm, bytes))?
+                    account.leave_out(|| self.bare.slice(Way::Write, bytes, Flush::AfterOpen(open)))?
                 };
                 // What the store wrote counts until it is durable; what the bare arm wrote does not count.
                 if arm == STORE {

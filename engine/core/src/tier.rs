@@ -111,6 +111,8 @@ pub struct TierUsage {
     pub reinserted_value_bytes: u64,
     /// Bytes written to devices for any reason.
     pub written_bytes: u64,
+    /// Bytes in the segments that are still being filled.
+    pub open_bytes: u64,
     /// Segments sealed.
     pub segments_sealed: u64,
     /// Segments reclaimed.

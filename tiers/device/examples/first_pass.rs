@@ -71,6 +71,7 @@ fn pass(path: &Path, how: Prealloc, arena: &Arena, io_bytes: u32, depth: u32) ->
             bytes_max: FILE_BYTES,
             time_max: Duration::from_secs(120),
             flush_every_bytes: 64 << 20,
+            flush_first_bytes: 0,
             buffers: (0..depth).filter_map(|_| arena.alloc(io_bytes as usize)).collect(),
         };
         let result = device.drive(spec)?;

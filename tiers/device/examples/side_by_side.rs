@@ -171,6 +171,7 @@ impl Bench {
                     bytes_max: load.slice_bytes,
                     time_max: Duration::from_secs(60),
                     flush_every_bytes: 0,
+                    flush_first_bytes: 0,
                     buffers,
                 })?;
             }

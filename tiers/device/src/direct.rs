@@ -54,6 +54,8 @@ pub struct BareSpec {
     pub time_max: Duration,
     /// Starts a flush each time so many bytes were moved; 0 for none.
     pub flush_every_bytes: u64,
+    /// Where the first flush starts, when earlier than after `flush_every_bytes`; 0 for there.
+    pub flush_first_bytes: u64,
     /// At least `depth` buffers of `io_bytes`, which come back in the result. They are used in turn: the more there are, the
     /// colder the memory that is moved.
     pub buffers: Vec<BufMut>,
@@ -86,6 +88,14 @@ pub trait BareDrive: Send + Sync {
 }
 
 impl BareSpec {
+    /// The bytes after which the first flush starts, for a run that flushes.
+    pub(crate) fn first_flush(&self) -> u64 {
+        match self.flush_first_bytes {
+            0 => self.flush_every_bytes,
+            first => first,
+        }
+    }
+
     /// Refuses a specification that does not fit a device.
     pub(crate) fn check(&self, info: &DeviceInfo) -> Result<()> {
         let refuse = |why: String| Err(Error::invalid(format!("drive {}: {why}", info.name)));

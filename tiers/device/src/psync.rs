@@ -272,7 +272,8 @@ impl BareRun<'_> {
     fn run(&self, mut buf: BufMut) -> Result<(BufMut, Duration)> {
         let cpu = sys::thread_cpu_time();
         let bytes = u64::from(self.spec.io_bytes);
-        let every = self.spec.flush_every_bytes;
+        let (every, first) = (self.spec.flush_every_bytes, self.spec.first_flush());
+        let flushes_due = |moved: u64| if moved < first { 0 } else { (moved - first) / every + 1 };
         loop {
             let turn = self.next.fetch_add(1, Ordering::Relaxed);
             if turn.saturating_mul(bytes) >= self.spec.bytes_max || now() >= self.deadline {
@@ -285,7 +286,7 @@ impl BareRun<'_> {
                 read_at(self.target, offset, bytes, &mut buf)?;
             }
             let moved = self.moved.fetch_add(bytes, Ordering::Relaxed) + bytes;
-            if every > 0 && moved / every > (moved - bytes) / every {
+            if every > 0 && flushes_due(moved) > flushes_due(moved - bytes) {
                 self.target.flush()?;
                 self.flushed.fetch_add(1, Ordering::Relaxed);
             }

@@ -152,6 +152,7 @@ fn drives_bare() {
                 bytes_max: 20 << 20,
                 time_max: Duration::from_secs(60),
                 flush_every_bytes,
+                flush_first_bytes: 0,
                 buffers,
             };
             let result = device.drive(spec).unwrap();
@@ -170,6 +171,7 @@ fn drives_bare() {
             bytes_max: 1,
             time_max: Duration::ZERO,
             flush_every_bytes: 0,
+            flush_first_bytes: 0,
             buffers: (0..4).map(|_| BufMut::heap(4096)).collect(),
         };
         assert_eq!(device.drive(spec).unwrap_err().kind(), ErrorKind::Invalid);

@@ -125,7 +125,11 @@ impl Tier for LogTier {
     fn usage(&self) -> TierUsage {
         let log = &*self.log;
         let segments: u64 = log.counters.iter().map(|slots| slots.len() as u64).sum();
-        let free = u64::from(log.state.lock().free_segments);
+        let (free, open_bytes) = {
+            let state = log.state.lock();
+            let open = state.open_segments().filter_map(|id| state.writing.get(&id));
+            (u64::from(state.free_segments), open.map(|segment| u64::from(segment.cursor) * PAGE).sum())
+        };
         let overhead: u64 = log.media.iter().map(|medium| medium.info().overhead_bytes).sum();
         let get = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         TierUsage {
@@ -139,6 +143,7 @@ impl Tier for LogTier {
             admitted_value_bytes: get(&log.stats.admitted_value_bytes),
             reinserted_value_bytes: get(&log.stats.reinserted_value_bytes),
             written_bytes: get(&log.stats.written_bytes),
+            open_bytes,
             segments_sealed: get(&log.stats.segments_sealed),
             segments_reclaimed: get(&log.stats.segments_reclaimed),
             checksum_mismatches: get(&log.stats.checksum_mismatches),

@@ -46,7 +46,7 @@ pub(super) fn drive(ring: &mut Ring, file: FileId, name: &str, mut spec: BareSpe
         flush_every_bytes: spec.flush_every_bytes,
         flush,
         flushing: false,
-        flush_at: spec.flush_every_bytes,
+        flush_at: spec.first_flush(),
         started_bytes: 0,
         result: BareResult {
             bytes: 0,
@@ -114,7 +114,7 @@ impl Run<'_> {
         self.result.bytes += bytes;
         self.result.operations += 1;
         if self.flush_every_bytes > 0 && self.result.bytes >= self.flush_at && !self.flushing {
-            self.flush_at = self.result.bytes + self.flush_every_bytes;
+            self.flush_at += self.flush_every_bytes;
             self.flushing = self.ring.start_flush(self.flush, self.file);
         }
         self.failed.is_none()
