@@ -34,7 +34,7 @@ use worker::{Limits, Worker};
 pub struct UringOptions {
     /// Kernel operations in flight at most; 1 to 4096, default 32. More makes small reads faster on devices with deep queues.
     pub queue_depth: u32,
-    /// Bytes in flight at most (one operation more is let in below it); default 32 MiB. More only makes large operations queue
+    /// Bytes in flight at most (one operation more is let in below it); default 8 MiB. More only makes large operations queue
     /// in the device, which its tail latency shows.
     pub inflight_bytes_max: u64,
     /// Larger operations are split into kernel operations of this size; a multiple of 4096 up to 1 GiB, default 2 MiB: a value
@@ -55,7 +55,7 @@ impl Default for UringOptions {
     fn default() -> Self {
         UringOptions {
             queue_depth: 32,
-            inflight_bytes_max: 32 << 20,
+            inflight_bytes_max: 8 << 20,
             io_bytes_max: 2 << 20,
             queue_ops_max: 4096,
             io_timeout: Duration::from_secs(30),
