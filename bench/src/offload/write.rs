@@ -23,6 +23,9 @@ pub(crate) const SAME: usize = 0;
 pub(crate) const BARE: usize = 1;
 pub(crate) const STORE: usize = 2;
 
+/// More than the headers and the footer of a segment of 64 MiB take.
+const SEGMENT_HEADERS_BYTES: u64 = 1 << 20;
+
 /// Of the bytes that a write slice put, the share that is read between slices under `--reads zipf`.
 const READS_BETWEEN_SHARE: u64 = 4;
 
@@ -73,9 +76,9 @@ impl WritePass<'_> {
         let mut rounds = Rounds::new();
         let mut slice_seconds = Vec::new();
         let slice_max = slice_objects(plan.value, self.bare.sweeps.writes.best_rate());
-        // Whole segments: each slice of each arm then has as many flushes as the others, and a flush may cost as much as
-        // the writes before it.
-        let step = (FLUSH_EVERY_BYTES / plan.value).max(1);
+        // What a segment holds beside its headers: each slice of each arm then has as many flushes as the others (with more, a
+        // slice of the store's would often meet the end of two segments), and a flush may cost as much as the writes before it.
+        let step = ((FLUSH_EVERY_BYTES - SEGMENT_HEADERS_BYTES) / plan.value).max(1);
         let parts = parts(fill..plan.objects, slice_max, step, plan.write_rounds_min());
         for (index, (rest, slice)) in parts.into_iter().enumerate() {
             account.store(|| self.put(rest))?;
