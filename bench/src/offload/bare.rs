@@ -303,6 +303,15 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_bare_arm_flushes_where_the_store_would_seal() {
+        assert_eq!(Flush::Never.periods(100), (0, 0));
+        assert_eq!(Flush::Times(1).periods(63), (42, 0));
+        assert_eq!(Flush::AfterOpen(0).periods(1), (FLUSH_EVERY_BYTES, FLUSH_EVERY_BYTES));
+        let open = FLUSH_EVERY_BYTES - (1 << 20);
+        assert_eq!(Flush::AfterOpen(open).periods(1), (FLUSH_EVERY_BYTES, 1 << 20));
+    }
+
+    #[test]
     fn the_sweep_tries_both_sizes_at_each_depth() {
         assert_eq!(shapes(1 << 20, u32::MAX).len(), 6);
         assert_eq!(shapes(256 << 10, u32::MAX).len(), 3);

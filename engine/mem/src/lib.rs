@@ -2,6 +2,7 @@
 //!
 //! What it is: the only memory that values of hot objects live in. It is registered once with io_uring (and later RDMA
 //! and 3FS), cut into 2 MiB chunks, and handed out as short lists of spans by a buddy system inside the chunks.
+//! Beside it lie pools of huge pages for the bookkeeping of objects ([`Pool`]).
 //! What it is not: it knows no keys, no tiers and no policy; who waits for room waits elsewhere.
 //! The decision that shaped it: an object is a list of spans, so n free bytes are always enough for n bytes.
 

@@ -44,6 +44,9 @@ pub(crate) struct Inner {
     home: Home,
 }
 
+// What `DramTier` counts for it: two cache lines with the head of its slot.
+const _: () = assert!(size_of::<Inner>() + 2 * size_of::<usize>() <= 128);
+
 // SAFETY: the spans belong to this Inner alone (promise of the allocator, of the heap and of `lend`), so moving it to
 // another thread moves the only way to reach them.
 unsafe impl Send for Inner {}

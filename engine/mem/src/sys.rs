@@ -144,8 +144,8 @@ impl Memory {
     /// Makes huge pages of the chunks of `range` one by one, also where the system's settings for shared memory give none:
     /// MADV_COLLAPSE is a wish of the process. It takes an empty chunk as soon as one page of it is there.
     ///
-    /// Stops at the first chunk that cannot be had (before Linux 6.1, or no free huge page is left): the rest is populated with
-    /// small pages.
+    /// Stops at the first chunk that cannot be had (before Linux 6.1, or no free huge page is left): the rest of the range is
+    /// populated with small pages.
     fn collapse(&self, range: Range<usize>) {
         for start in range.step_by(CHUNK_BYTES) {
             let one = self.advise(start..start + PAGE_BYTES, libc::MADV_POPULATE_WRITE);

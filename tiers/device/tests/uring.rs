@@ -139,7 +139,10 @@ fn drives_bare() {
     let psync: Arc<dyn DirectDevice> =
         Arc::new(PsyncDevice::open(&scratch.0, &PsyncOptions::default()).unwrap());
     for device in [uring, psync] {
-        for (write, flush_every_bytes) in [(true, 4 << 20), (true, 0), (false, 0)] {
+        // With a first flush of its own there is exactly one before the second would be due.
+        let runs =
+            [(true, 4 << 20, 0), (true, 64 << 20, 8 << 20), (true, 64 << 20, 0), (true, 0, 0), (false, 0, 0)];
+        for (write, flush_every_bytes, flush_first_bytes) in runs {
             let depth = device.info().queue_depth.min(16);
             let mut buffers: Vec<_> = (0..20).map(|_| arena.alloc(64 << 10).unwrap()).collect();
             buffers.iter_mut().for_each(|buf| buf.write_at(0, &[9; 64 << 10]));
@@ -152,12 +155,16 @@ fn drives_bare() {
                 bytes_max: 20 << 20,
                 time_max: Duration::from_secs(60),
                 flush_every_bytes,
-                flush_first_bytes: 0,
+                flush_first_bytes,
                 buffers,
             };
             let result = device.drive(spec).unwrap();
             assert_eq!((result.bytes, result.operations), (20 << 20, 320));
-            assert_eq!(result.flushes > 0, flush_every_bytes > 0);
+            match (flush_every_bytes, flush_first_bytes) {
+                (0, _) | (0x400_0000, 0) => assert_eq!(result.flushes, 0),
+                (_, 0) => assert!(result.flushes > 0),
+                _ => assert_eq!(result.flushes, 1),
+            }
             assert_eq!(result.buffers.len(), 20);
             assert!(result.seconds > 0.0 && result.cpu_seconds > 0.0);
             let read = result.buffers[0].spans().all(|span| span.iter().all(|byte| *byte == 9));

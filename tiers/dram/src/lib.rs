@@ -10,8 +10,9 @@
 use ebbtide_core::{Budget, Charge, HotTier, HotUsage, Object};
 use ebbtide_mem::{Arena, BufMut, CHUNK_BYTES, Region, round_up_to_page};
 
-/// What a resident object takes on the heap besides its key: the object, its count, its buffer's spans, its hot entry.
-const OBJECT_OVERHEAD_BYTES: usize = std::mem::size_of::<Object>() + 192;
+/// What a resident object takes outside the arena besides its key: the slots (whole cache lines, each with a head of 16
+/// bytes) of the object and of its buffer's header.
+const OBJECT_OVERHEAD_BYTES: usize = (std::mem::size_of::<Object>() + 16).next_multiple_of(64) + 128;
 
 /// The DRAM tier.
 pub struct DramTier {

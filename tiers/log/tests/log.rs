@@ -151,6 +151,32 @@ fn a_put_that_is_dropped_leaves_the_log_whole() {
     assert_eq!((lab.rows.len(), lab.check()), (1, 0));
 }
 
+/// A bench that took its clock before the seal had ended left the flush of it out.
+#[test]
+fn a_tier_is_settled_when_its_seals_have_ended() {
+    let mut lab = Lab::open(&[MemDevice::new(9 * MIB)], 1).unwrap();
+    let mut open = 0;
+    for n in 0..100 {
+        let generation = lab.next_generation();
+        let object = lab.object(format!("k{n}").as_bytes(), generation, 150_000);
+        // Polled once, so that the task that seals has not run when a segment has just become full.
+        let mut put = lab.tier.put_many(vec![object], Intent::Demote);
+        let ended = lab.env.poll(&mut put).is_ready();
+        let usage = lab.tier.usage();
+        if usage.open_bytes < open {
+            assert_eq!(usage.segments_sealed, 0, "sealed before it could be");
+            lab.env.run(lab.tier.settle());
+            assert_eq!(lab.tier.usage().segments_sealed, 1);
+            return;
+        }
+        if !ended {
+            lab.env.run(put);
+        }
+        open = lab.tier.usage().open_bytes;
+    }
+    panic!("no segment became full");
+}
+
 #[test]
 fn a_failed_write_fails_its_objects_alone() {
     let device = MemDevice::new(9 * MIB);

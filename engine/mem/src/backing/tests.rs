@@ -78,3 +78,21 @@ fn backings_have_names_for_people() {
     assert_eq!(Arena::heap(1).backing().to_string(), "heap");
     assert_eq!(Backing::SharedMemoryFile.to_string(), "shared memory file");
 }
+
+#[test]
+#[cfg_attr(miri, ignore = "maps a file")]
+fn shared_memory_is_collapsed_into_huge_pages() {
+    let options = ArenaOptions { huge_pages: true, ..options() };
+    let places = places("collapsed", "/dev/shm");
+    if sys::room(&places.shared).is_err() {
+        return eprintln!("skipped: no /dev/shm");
+    }
+    let bytes = 4 << 20;
+    let memory = places.on_shared_memory(bytes, 1, options.huge_pages).unwrap();
+    match huge_bytes_of(&read("/proc/self/smaps"), memory.address().addr()) {
+        0 => eprintln!(
+            "skipped: this kernel gives no transparent huge pages for shared memory (MADV_COLLAPSE, Linux 6.1)"
+        ),
+        huge => assert_eq!(huge, bytes as u64),
+    }
+}

@@ -71,11 +71,16 @@ fn the_only_owner_may_write_and_take() {
 #[test]
 fn a_value_that_holds_its_own_pool_ends_it() {
     // As a buffer's memory holds the arena, which holds the pool that the buffer's entry lies in.
-    struct Ring(#[expect(dead_code, reason = "held for its drop alone")] Option<Pool<Ring>>);
-    let pool = Pool::new();
-    let value = pool.keep(Ring(Some(pool.clone())));
+    struct Ring {
+        _pool: Pool<Ring>,
+        _tally: Tally,
+    }
+    let (pool, dropped) = (Pool::new(), Arc::new(AtomicU32::new(0)));
+    let value = pool.keep(Ring { _pool: pool.clone(), _tally: Tally(Arc::clone(&dropped)) });
+    let blocks = Arc::downgrade(&pool.blocks);
     drop(pool);
     drop(value);
+    assert_eq!((dropped.load(Ordering::Relaxed), blocks.strong_count()), (1, 0));
 }
 
 #[test]
