@@ -12,7 +12,7 @@ use crate::stat::ROUNDS_MIN;
 use crate::store_options::{StoreOptions, Switch};
 
 const DRAM: ByteSize = ByteSize(512 << 20);
-const SSD: ByteSize = ByteSize(4 << 30);
+const SSD: ByteSize = ByteSize(3 << 30);
 const MIB: u64 = 1 << 20;
 /// The bare arm's file: no larger than this, no smaller than the least.
 const BARE_BYTES_MAX: u64 = 1 << 30;
@@ -26,7 +26,7 @@ pub struct OffloadOptions {
     #[arg(long, value_name = "SIZE,…", value_delimiter = ',', default_value = "1MiB")]
     pub(crate) value: Vec<ByteSize>,
     /// Bytes of values in all
-    #[arg(long, value_name = "SIZE", default_value = "3.25GiB")]
+    #[arg(long, value_name = "SIZE", default_value = "2.25GiB")]
     pub(crate) total: ByteSize,
     /// Threads that put and read; a list runs each
     #[arg(long, value_name = "COUNT,…", value_delimiter = ',', default_value = "16")]
@@ -77,7 +77,7 @@ Examples:
   ebbtide bench offload --dir kv --journal kv.journal      (kill it at any time, then:)
   ebbtide bench offload --dir kv --verify-journal kv.journal
 
-Defaults: --dram 512MiB --ssd 4GiB.
+Defaults: --dram 512MiB --ssd 3GiB.
 Exit codes: 0 good, 1 objects wrong or missing or the run broke off, 2 wrong use, 3 the figures do not count.";
 
 /// Which keys are read.
