@@ -46,14 +46,14 @@ impl KeyId {
 /// Writes the body of `key` over all of `into`.
 pub(crate) fn fill(key: KeyId, into: &mut [u8]) {
     let mut lanes = lanes(key.base(), 0);
-    let mut lines = into.chunks_exact_mut(LINE);
-    for line in &mut lines {
-        for (bytes, word) in line.chunks_exact_mut(WORD).zip(&lanes) {
-            bytes.copy_from_slice(&word.to_le_bytes());
+    let (lines, rest) = into.as_chunks_mut::<LINE>();
+    for line in lines {
+        let (words, _) = line.as_chunks_mut::<WORD>();
+        for at in 0..WORDS {
+            words[at] = lanes[at].to_le_bytes();
         }
         advance(&mut lanes);
     }
-    let rest = lines.into_remainder();
     for (bytes, word) in rest.chunks_mut(WORD).zip(&lanes) {
         bytes.copy_from_slice(&word.to_le_bytes()[..bytes.len()]);
     }
@@ -77,18 +77,18 @@ pub(crate) fn first_wrong<'a>(key: KeyId, spans: impl IntoIterator<Item = &'a [u
 
 fn wrong_line(base: u64, start: usize, span: &[u8]) -> Option<usize> {
     let mut lanes = lanes(base, start / WORD);
-    let mut lines = span.chunks_exact(LINE);
-    for (index, line) in (&mut lines).enumerate() {
+    let (lines, rest) = span.as_chunks::<LINE>();
+    for (index, line) in lines.iter().enumerate() {
+        let (words, _) = line.as_chunks::<WORD>();
         let mut difference = 0;
-        for (bytes, word) in line.chunks_exact(WORD).zip(&lanes) {
-            difference |= u64::from_le_bytes(array::from_fn(|at| bytes[at])) ^ word;
+        for at in 0..WORDS {
+            difference |= u64::from_le_bytes(words[at]) ^ lanes[at];
         }
         if difference != 0 {
             return wrong_byte(base, start + index * LINE, line);
         }
         advance(&mut lanes);
     }
-    let rest = lines.remainder();
     wrong_byte(base, start + span.len() - rest.len(), rest)
 }
 
@@ -100,10 +100,12 @@ fn wrong_byte(base: u64, start: usize, bytes: &[u8]) -> Option<usize> {
     (start..).zip(bytes).find(|(at, byte)| right(*at) != **byte).map(|(at, _)| at)
 }
 
+#[inline]
 fn lanes(base: u64, word: usize) -> [u64; WORDS] {
     array::from_fn(|lane| base.wrapping_add(STEP.wrapping_mul((word + lane) as u64)))
 }
 
+#[inline]
 fn advance(lanes: &mut [u64; WORDS]) {
     for lane in lanes {
         *lane = lane.wrapping_add(STEP.wrapping_mul(WORDS as u64));
