@@ -9,12 +9,17 @@ use serde_json::{Value, json};
 use crate::clock;
 use crate::diskstats::DiskStats;
 
+/// The processors that this process may use.
+pub(crate) fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
 /// Facts of this machine, and of the filesystem that holds `dir`.
 pub(crate) fn facts(dir: &Path) -> Value {
     let mount = mount_of(dir);
     json!({
         "cpu": field("/proc/cpuinfo", "model name").unwrap_or_else(|| "unknown".to_string()),
-        "cores": std::thread::available_parallelism().map_or(0, usize::from),
+        "cores": processors(),
         "memory_bytes": field("/proc/meminfo", "MemTotal").and_then(|text| kib(&text)),
         "kernel": fs::read_to_string("/proc/sys/kernel/osrelease").map(|text| text.trim().to_string()).ok(),
         "filesystem": mount.as_ref().map(|mount| mount.filesystem.as_str()),

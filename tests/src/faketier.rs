@@ -305,6 +305,7 @@ impl Tier for FakeTier {
             live_records: state.live.values().map(|live| live.1).sum(),
             segments: self.0.options.segments,
             segments_free: self.0.options.segments - used,
+            segment_bytes: self.0.options.segment_bytes,
             ..state.usage.clone()
         }
     }

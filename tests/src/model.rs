@@ -445,7 +445,7 @@ fn reclaimed(engine: &Engine) -> u64 {
 fn diagnosis(object: &Object, key: u32, versions: &[Version]) -> String {
     let got = object.value.to_vec();
     let (length, generation) = (got.len(), object.generation);
-    let sums = object.identity().sums_of(&object.value) == object.sums;
+    let sums = object.identity().sums_of(&object.value) == *object.block_sums();
     let mut text =
         format!("{length} bytes, {generation:?}, {} its sums", if sums { "of" } else { "against" });
     for version in versions.iter().filter(|version| version.length == length) {

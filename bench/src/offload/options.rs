@@ -8,12 +8,15 @@ use serde_json::{Value, json};
 
 use crate::clock;
 use crate::fail::{Failure, Outcome};
+use crate::machine;
 use crate::stat::ROUNDS_MIN;
 use crate::store_options::{StoreOptions, Switch};
 
 const DRAM: ByteSize = ByteSize(512 << 20);
 const SSD: ByteSize = ByteSize(3 << 30);
 const MIB: u64 = 1 << 20;
+/// More are not used unless told to.
+const THREADS_MAX: usize = 16;
 /// The bare arm's file: no larger than this, no smaller than the least.
 const BARE_BYTES_MAX: u64 = 1 << 30;
 const BARE_BYTES_MIN: u64 = 128 * MIB;
@@ -28,10 +31,10 @@ pub struct OffloadOptions {
     /// Bytes of values in all
     #[arg(long, value_name = "SIZE", default_value = "2.25GiB")]
     pub(crate) total: ByteSize,
-    /// Threads that put and read; a list runs each
-    #[arg(long, value_name = "COUNT,…", value_delimiter = ',', default_value = "16")]
+    /// Threads that put and read; a list runs each [default: two a processor, 16 at most]
+    #[arg(long, value_name = "COUNT,…", value_delimiter = ',')]
     pub(crate) threads: Vec<usize>,
-    /// Keys of one get_many [default: 2 to 16, by value and threads]
+    /// Keys of one get_many [default: 2 to 64, by value and threads]
     #[arg(long, value_name = "COUNT")]
     pub(crate) batch: Option<usize>,
     /// Rounds of slices, at least; fewer than 21 make the figures void [default: 21, and 31 for reads of 1 MiB and more]
@@ -113,13 +116,15 @@ impl OffloadOptions {
     /// A run for each value size and number of threads.
     pub(crate) fn plans(&self) -> Outcome<Vec<Plan>> {
         let mut plans = Vec::new();
+        let usual = [machine::processors().saturating_mul(2).min(THREADS_MAX)];
+        let threads = if self.threads.is_empty() { &usual } else { &self.threads[..] };
         for value in &self.value {
-            for threads in &self.threads {
+            for threads in threads {
                 plans.push(self.plan(value.0, *threads)?);
             }
         }
         match (plans.len(), &self.journal) {
-            (0, _) => Err(Failure::usage("--value and --threads need at least one each")),
+            (0, _) => Err(Failure::usage("--value needs at least one size")),
             (2.., Some(_)) => {
                 Err(Failure::usage("--journal goes with one value size and one number of threads"))
             }
@@ -158,7 +163,7 @@ impl OffloadOptions {
                 "--journal needs --total {total} and an eighth to fit in --ssd {ssd}: what is evicted would look lost"
             ));
         }
-        let batch = self.batch.unwrap_or((64 * MIB / value / threads as u64).clamp(2, 16) as usize);
+        let batch = self.batch.unwrap_or((64 * MIB / value / threads as u64).clamp(2, 64) as usize);
         let bare_bytes = self.bare.map_or(self.total.0.clamp(BARE_BYTES_MIN, BARE_BYTES_MAX), |bare| bare.0);
         if bare_bytes < BARE_BYTES_MIN {
             return refuse(format!("--bare {}: give 128MiB or more", ByteSize(bare_bytes)));

@@ -26,6 +26,12 @@ pub(crate) const STORE: usize = 2;
 /// More than the headers and the footer of a segment of 64 MiB take.
 const SEGMENT_HEADERS_BYTES: u64 = 1 << 20;
 
+/// What goes to the tier at once, and so is the least by which a segment grows.
+const DEMOTED_AT_ONCE_BYTES: u64 = 2 << 20;
+
+/// How often it is tried to bring the log to the start of a segment.
+const OPEN_TRIES_MAX: usize = 8;
+
 /// Of the bytes that a write slice put, the share that is read between slices under `--reads zipf`.
 const READS_BETWEEN_SHARE: u64 = 4;
 
@@ -75,15 +81,29 @@ impl WritePass<'_> {
         account.store(|| self.put(0..fill))?;
         let mut rounds = Rounds::new();
         let mut slice_seconds = Vec::new();
-        let slice_max = slice_objects(plan.value, self.bare.sweeps.writes.best_rate());
-        // What a segment holds beside its headers: each slice of each arm then has as many flushes as the others (with more, a
-        // slice of the store's would often meet the end of two segments), and a flush may cost as much as the writes before it.
+        // What a segment holds beside its headers: each slice of each arm has one flush, near its end. A flush may cost as
+        // much as the writes before it, and what is written behind it is paid for by nobody.
         let step = ((FLUSH_EVERY_BYTES - SEGMENT_HEADERS_BYTES) / plan.value).max(1);
-        let parts = parts(fill..plan.objects, slice_max, step, plan.write_rounds_min());
-        for (index, (rest, slice)) in parts.into_iter().enumerate() {
+        let (rounds_max, slice) = slices(plan.objects - fill, step, plan.write_rounds_min());
+        let mut next = fill;
+        for index in 0..rounds_max {
+            // Rounds are spread over the pass, whole segments apart.
+            let due = fill + (plan.objects - fill) * index as u64 / rounds_max as u64;
+            let rest = next..next + due.saturating_sub(next) / step * step;
+            next = rest.end;
             account.store(|| self.put(rest))?;
-            self.store.quiesce();
-            let open = self.store.stats().tiers.iter().map(|tier| tier.open_bytes).sum();
+            let open = match slice < step {
+                // Too few objects for that.
+                true => self.open_bytes(),
+                false => self.open_a_segment(&mut next, slice, &mut account)?,
+            };
+            if next + slice > plan.objects {
+                break;
+            }
+            let slice = next..next + slice;
+            next = slice.end;
+            // The first arm's flush would pay for what was put unmeasured.
+            account.store(|| self.bare.settle())?;
             let mut rates = [0.0; 3];
             for arm in Rounds::<3>::order(index) {
                 rates[arm] = if arm == STORE {
@@ -107,6 +127,7 @@ impl WritePass<'_> {
                 account.leave_out(|| self.keys.read_between(self.store, self.ledger, count));
             }
         }
+        account.store(|| self.put(next..plan.objects))?;
         account.store(|| self.store.flush())?;
         self.store.quiesce();
         let (seconds, device_bytes) = account.close();
@@ -125,6 +146,36 @@ impl WritePass<'_> {
             reinserted_bytes: tier(|usage| usage.reinserted_value_bytes),
             device_bytes: self.disk.map(|_| device_bytes),
         })
+    }
+
+    /// Puts objects from `next` on, while as many as `spare` are left, until the log has just begun a segment; the bytes in it.
+    fn open_a_segment(&mut self, next: &mut u64, spare: u64, account: &mut Account<'_>) -> Outcome<u64> {
+        let plan = self.plan;
+        for _ in 0..OPEN_TRIES_MAX {
+            let open = self.open_bytes();
+            let segment = self
+                .store
+                .stats()
+                .tiers
+                .iter()
+                .map(|tier| tier.segment_bytes)
+                .max()
+                .unwrap_or(FLUSH_EVERY_BYTES);
+            let left = plan.objects.saturating_sub(*next + spare);
+            if open < SEGMENT_HEADERS_BYTES + DEMOTED_AT_ONCE_BYTES || left == 0 {
+                return Ok(open);
+            }
+            let objects = (segment.saturating_sub(open) / plan.value).clamp(1, left);
+            account.store(|| self.put(*next..*next + objects))?;
+            *next += objects;
+        }
+        Ok(self.open_bytes())
+    }
+
+    /// The bytes in the log's open segments, once nothing is in flight.
+    fn open_bytes(&self) -> u64 {
+        self.store.quiesce();
+        self.store.stats().tiers.iter().map(|tier| tier.open_bytes).sum()
     }
 
     /// How many objects fill DRAM, so that every put after them waits for a demotion.
@@ -232,6 +283,18 @@ const SLICE_SECONDS: f64 = 0.13;
 /// How many objects of `value` bytes a slice should have at `rate` bytes a second.
 pub(crate) fn slice_objects(value: u64, rate: f64) -> u64 {
     (rate * SLICE_SECONDS / value as f64).round() as u64
+}
+
+/// How many rounds of slices of `step` objects fit in `objects`, and the objects of a slice: at least `rounds_min`, with shorter
+/// slices where that takes it; twice as many at most, since more rounds only cost time.
+fn slices(objects: u64, step: u64, rounds_min: usize) -> (usize, u64) {
+    // What is put between two slices to begin a segment, and once before the first.
+    let between = step / 16 + 1;
+    let fit = (objects.saturating_sub(step) / (step + between)) as usize;
+    if fit < rounds_min {
+        return (rounds_min, (objects / rounds_min as u64).max(1));
+    }
+    (fit.min(2 * rounds_min), step)
 }
 
 /// Cuts `objects` into a part for each round, and each part into what is moved unmeasured and a slice of about

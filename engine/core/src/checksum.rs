@@ -75,7 +75,7 @@ impl Identity {
 }
 
 /// The sums of a value's blocks, in order.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BlockSums(pub SmallVec<[u64; 1]>);
 
 /// The finaliser of SplitMix64: a bijection that spreads every bit.

@@ -1,5 +1,7 @@
 //! An object in memory: immutable bytes with the identity and the sums that travel with them.
 
+use std::borrow::Cow;
+
 use ebbtide_mem::{Buf, Counted};
 
 use crate::budget::Charge;
@@ -22,7 +24,7 @@ pub struct Object {
     pub key: Box<[u8]>,
     /// The write that made it.
     pub generation: Generation,
-    /// The sums of its blocks, seeded with its identity.
+    /// The sums of its blocks, seeded with its identity; none when they were not taken (it was read unverified).
     pub sums: BlockSums,
 }
 
@@ -40,8 +42,11 @@ impl Object {
         self.value.len() as u64
     }
 
-    /// The sum of the whole value.
-    pub fn sum(&self) -> u64 {
-        self.identity().fold(self.length(), self.sums.0.iter().copied())
+    /// The sums of its blocks; taken now when they were not before.
+    pub fn block_sums(&self) -> Cow<'_, BlockSums> {
+        match self.sums.0.is_empty() {
+            false => Cow::Borrowed(&self.sums),
+            true => Cow::Owned(self.identity().sums_of(&self.value)),
+        }
     }
 }

@@ -103,6 +103,8 @@ pub struct TierUsage {
     pub segments_free: u32,
     /// All segments.
     pub segments: u32,
+    /// Bytes of one of them.
+    pub segment_bytes: u64,
     /// Every byte of the tier under the store's root: superblocks, segments in use and free, remainders.
     pub accounted_bytes: u64,
     /// Bytes of values admitted (demotions).

@@ -37,7 +37,7 @@ pub struct Config {
     pub device: DeviceKind,
     /// Lets a kernel thread poll for submissions (io_uring's SQPOLL): fewer system calls for a busy core.
     pub sqpoll: bool,
-    /// Operations in flight on each device. Default 32.
+    /// Operations in flight on each device. Default 128.
     pub queue_depth: Option<u32>,
     /// How new files of the SSD tier get their space. `written` costs one pass of writing at the first start and makes every
     /// later write as fast as the device; `reserved` is quick now and slower in the first round through the log.

@@ -341,10 +341,15 @@ impl Inner {
         charge: Charge,
         sums: Option<BlockSums>,
     ) -> SharedObject {
-        let value = value.freeze();
-        let generation = pending.row.generation;
-        let sums = sums.unwrap_or_else(|| Identity::new(namespace, pending.key, generation).sums_of(&value));
-        self.object_pool.keep(Object { value, charge, namespace, key: pending.key.into(), generation, sums })
+        let (value, generation) = (value.freeze(), pending.row.generation);
+        self.object_pool.keep(Object {
+            value,
+            charge,
+            namespace,
+            key: pending.key.into(),
+            generation,
+            sums: sums.unwrap_or_default(),
+        })
     }
 
     /// The row may have moved on under the reader: then it is read where it is now. A row that stands still and does not match

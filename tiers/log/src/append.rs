@@ -214,17 +214,17 @@ impl Log {
         let blocks_per_part = (self.geometry.part_bytes / BLOCK_BYTES as u64) as usize;
         let first_block = usize::from(part) * blocks_per_part;
         let blocks = blocks_in(stored);
-        let sums: SmallVec<[u8; 64]> = object.sums.0[first_block..first_block + blocks]
-            .iter()
-            .flat_map(|sum| sum.to_le_bytes())
-            .collect();
+        let sums = object.block_sums();
+        let sum = object.identity().fold(object.length(), sums.0.iter().copied());
+        let sums: SmallVec<[u8; 64]> =
+            sums.0[first_block..first_block + blocks].iter().flat_map(|sum| sum.to_le_bytes()).collect();
         let record = Record {
             kind: if parts == 1 { Kind::Value } else { Kind::Part },
             namespace: object.namespace,
             key: &object.key,
             generation: object.generation,
             length: object.length(),
-            sum: object.sum(),
+            sum,
             stored: stored as u32, // lossless: within a segment
             page,
             part,

@@ -139,6 +139,7 @@ impl Tier for LogTier {
             // Lossless: at most 256 media of 2^24 slots, and more than 4 billion segments are not built.
             segments_free: free as u32,
             segments: segments as u32,
+            segment_bytes: log.info.segment_bytes,
             accounted_bytes: log.info.capacity_bytes + overhead,
             admitted_value_bytes: get(&log.stats.admitted_value_bytes),
             reinserted_value_bytes: get(&log.stats.reinserted_value_bytes),
