@@ -26,8 +26,10 @@ pub(crate) const STORE: usize = 2;
 /// More than the headers and the footer of a segment of 64 MiB take.
 const SEGMENT_HEADERS_BYTES: u64 = 1 << 20;
 
-/// What goes to the tier at once, and so is the least by which a segment grows.
-const DEMOTED_AT_ONCE_BYTES: u64 = 2 << 20;
+/// What the open segment should hold when a slice begins: so little that the flush comes near the end of the slice, so much that
+/// it comes.
+const OPEN_BYTES_MIN: u64 = 3 << 19;
+const OPEN_BYTES_MAX: u64 = 4 << 20;
 
 /// How often it is tried to bring the log to the start of a segment.
 const OPEN_TRIES_MAX: usize = 8;
@@ -162,10 +164,15 @@ impl WritePass<'_> {
                 .max()
                 .unwrap_or(FLUSH_EVERY_BYTES);
             let left = plan.objects.saturating_sub(*next + spare);
-            if open < SEGMENT_HEADERS_BYTES + DEMOTED_AT_ONCE_BYTES || left == 0 {
+            let missing = match open {
+                ..OPEN_BYTES_MIN => OPEN_BYTES_MIN - open,
+                _ if open < OPEN_BYTES_MAX.max(OPEN_BYTES_MIN + plan.value) => return Ok(open),
+                _ => segment.saturating_sub(open) + OPEN_BYTES_MIN,
+            };
+            let objects = missing.div_ceil(plan.value).min(left);
+            if objects == 0 {
                 return Ok(open);
             }
-            let objects = (segment.saturating_sub(open) / plan.value).clamp(1, left);
             account.store(|| self.put(*next..*next + objects))?;
             *next += objects;
         }
