@@ -23,6 +23,8 @@ impl RealEnv {
         let runtime = Builder::new_multi_thread()
             .worker_threads(THREADS)
             .thread_name("ebbtide-move")
+            // Devices wait for what these choose to write. Refused, all works the same.
+            .on_thread_start(|| drop(ebbtide_device::short_slice()))
             .enable_time()
             .build()
             .map_err(|error| Error::io("start threads", error))?;

@@ -15,6 +15,8 @@ mod direct;
 mod file;
 mod prealloc;
 mod psync;
+#[allow(unsafe_code, reason = "calls of the operating system that std does not have")]
+mod sched;
 mod shape;
 mod sim;
 #[allow(unsafe_code, reason = "calls of the operating system that std does not have")]
@@ -26,6 +28,7 @@ mod uring_tokio;
 pub use direct::{BareDrive, BareResult, BareSpec, DirectDevice, Overdue, open_best};
 pub use prealloc::{Prealloc, preallocate};
 pub use psync::{PsyncDevice, PsyncOptions};
+pub use sched::short_slice;
 pub use sim::{FaultCounts, Faults, SimDevice, SimDisk, SimOptions};
 pub use uring::{UringDevice, UringOptions};
 #[cfg(feature = "uring-tokio")]

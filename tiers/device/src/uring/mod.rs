@@ -281,7 +281,11 @@ impl RingHandle {
         let (reply, answer) = channel();
         let job = {
             let (queue, degraded, options) = (Arc::clone(&queue), Arc::clone(&degraded), options.clone());
-            move || run(queue, degraded, &options, &reply)
+            move || {
+                // Operations wait for this thread, also while busy threads hold the processors. Refused, all works the same.
+                let _ = crate::sched::short_slice();
+                run(queue, degraded, &options, &reply);
+            }
         };
         let name = format!("ebb-ring-{}", RINGS.fetch_add(1, Ordering::Relaxed));
         let thread = std::thread::Builder::new().name(name).spawn(job);
