@@ -109,7 +109,7 @@ impl ReadPass<'_> {
             self.store.drop_hot()?;
             self.store.quiesce();
             let keys = self.keys.pass(plan.objects);
-            for (rest, slice) in parts(0..plan.objects, self.slice_objects(), 1, plan.read_rounds_min()) {
+            for (rest, slice) in parts(0..plan.objects, self.slice_objects(), plan.read_rounds_min()) {
                 let rest = &keys[rest.start as usize..rest.end as usize];
                 let slice = &keys[slice.start as usize..slice.end as usize];
                 for piece in rest.chunks((plan.read_slice_bytes_max() / plan.value).max(1) as usize) {

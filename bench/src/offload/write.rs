@@ -305,19 +305,12 @@ fn slices(objects: u64, step: u64, rounds_min: usize) -> (usize, u64) {
 }
 
 /// Cuts `objects` into a part for each round, and each part into what is moved unmeasured and a slice of about
-/// `slice_max` objects. At least `rounds_min` parts; twice as many at most, since more rounds only cost time. A slice that has
-/// room for `step` objects is made of whole steps.
-pub(crate) fn parts(
-    objects: Range<u64>,
-    slice_max: u64,
-    step: u64,
-    rounds_min: usize,
-) -> Vec<(Range<u64>, Range<u64>)> {
-    let slice_max = slice_max.max(step).max(1);
+/// `slice_max` objects. At least `rounds_min` parts; twice as many at most, since more rounds only cost time.
+pub(crate) fn parts(objects: Range<u64>, slice_max: u64, rounds_min: usize) -> Vec<(Range<u64>, Range<u64>)> {
+    let slice_max = slice_max.max(1);
     let usual = ((objects.end - objects.start) / slice_max) as usize;
     let part = |part: Range<u64>| {
-        let slice = slice_max.min(part.end - part.start);
-        let edge = part.end - if slice > step { slice - slice % step } else { slice };
+        let edge = part.end - slice_max.min(part.end - part.start);
         (part.start..edge, edge..part.end)
     };
     cut(objects, usual.clamp(rounds_min, 2 * rounds_min)).into_iter().map(part).collect()
@@ -347,11 +340,11 @@ mod tests {
 
     #[test]
     fn slices_take_their_time_and_rounds_are_bounded() {
-        let few = parts(0..1050, 100, 1, 21);
+        let few = parts(0..1050, 100, 21);
         assert_eq!(few.len(), 21);
         assert!(few.iter().all(|(rest, slice)| rest.is_empty() && slice.end - slice.start == 50));
-        assert_eq!(parts(0..3000, 100, 1, 21).len(), 30);
-        let many = parts(0..100_000, 100, 1, 21);
+        assert_eq!(parts(0..3000, 100, 21).len(), 30);
+        let many = parts(0..100_000, 100, 21);
         assert_eq!(many.len(), 42);
         assert!(many.iter().all(|(rest, slice)| slice.end - slice.start == 100 && rest.end == slice.start));
         assert_eq!((many[0].0.start, many[41].1.end), (0, 100_000));
@@ -359,16 +352,11 @@ mod tests {
     }
 
     #[test]
-    fn slices_are_whole_steps_where_there_is_room_for_one() {
-        let whole = parts(0..3200, 200, 64, 21);
-        assert!(whole.iter().all(|(rest, slice)| slice.end - slice.start == 128 && !rest.is_empty()));
-        // A slow device: a slice takes its step all the same.
-        assert!(parts(0..3200, 10, 64, 21).iter().all(|(_, slice)| slice.end - slice.start == 64));
-        // Too few objects for a step a round.
-        assert!(
-            parts(0..420, 200, 64, 21)
-                .iter()
-                .all(|(rest, slice)| rest.is_empty() && slice.end == slice.start + 20)
-        );
+    fn a_slice_is_a_whole_step_where_each_round_has_room_for_one() {
+        // 1 MiB values: 2.25 GiB less DRAM, 4 GiB less DRAM, and less than there should be.
+        assert_eq!(slices(1792, 63, 21), (25, 63));
+        assert_eq!(slices(3584, 63, 21), (42, 63));
+        assert_eq!(slices(1000, 63, 21), (21, 47));
+        assert_eq!(slices(5, 63, 21), (21, 1));
     }
 }

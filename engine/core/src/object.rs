@@ -42,6 +42,11 @@ impl Object {
         self.value.len() as u64
     }
 
+    /// The sum of the whole value.
+    pub fn sum(&self) -> u64 {
+        self.identity().fold(self.length(), self.block_sums().0.iter().copied())
+    }
+
     /// The sums of its blocks; taken now when they were not before.
     pub fn block_sums(&self) -> Cow<'_, BlockSums> {
         match self.sums.0.is_empty() {

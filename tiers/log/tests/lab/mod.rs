@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use device::{Dice, MemDevice};
 use ebbtide_core::{
-    BlockDevice, Budget, CheckpointRow, Fingerprint, Generation, Identity, Intent, Location, Medium,
-    NamespaceId, Object, ReadRequest, Recovered, RecoverySummary, Result, SharedObject, Tier,
+    BlockDevice, BlockSums, Budget, CheckpointRow, Fingerprint, Generation, Identity, Intent, Location,
+    Medium, NamespaceId, Object, ReadRequest, Recovered, RecoverySummary, Result, SharedObject, Tier,
 };
 use ebbtide_media::{BlockMedium, BlockOptions};
 use ebbtide_mem::BufMut;
@@ -131,6 +131,18 @@ impl Lab {
 
     pub fn object(&self, key: &[u8], generation: Generation, length: usize) -> SharedObject {
         object(&self.budget, key, generation, length)
+    }
+
+    /// The same object as a read without checksums makes it.
+    pub fn unsummed(&self, object: &Object) -> SharedObject {
+        SharedObject::new(Object {
+            value: object.value.clone(),
+            charge: self.budget.try_charge(0).unwrap(),
+            namespace: object.namespace,
+            key: object.key.clone(),
+            generation: object.generation,
+            sums: BlockSums::default(),
+        })
     }
 
     pub fn next_generation(&mut self) -> Generation {
