@@ -46,7 +46,7 @@ pub struct DramOptions {
     /// Bytes of a value; each of a list
     #[arg(long, value_name = "SIZE,…", value_delimiter = ',', default_value = "4KiB,64KiB,1MiB,3274752")]
     value: Vec<ByteSize>,
-    /// Bytes that are walked on either side; --dram must hold them and a quarter
+    /// Bytes that are walked on either side; 128MiB or more a thread
     #[arg(long, value_name = "SIZE", default_value = "512MiB")]
     area: ByteSize,
     /// Threads, each with its part of the areas
@@ -67,12 +67,12 @@ Examples:
   ebbtide bench dram
   ebbtide bench dram --value 64KiB,1MiB --threads 2 --json -
 
-Defaults: --dram one and a half times --area; there is no SSD.
+Defaults: --dram one and a half times --area, or what that needs; there is no SSD.
 Exit codes: 0 good, 1 bytes were wrong or the run broke off, 2 wrong use, 3 the figures do not count.";
 
 /// Runs the command.
 pub(crate) fn run(options: &DramOptions) -> Outcome<Verdict> {
-    let dram = options.store.dram.unwrap_or(ByteSize(options.area.0 / 4 * 6));
+    let dram = options.store.dram.unwrap_or(ByteSize(options.area.0 / 4 * 6).max(options.dram_min()));
     options.check(dram)?;
     let sink = Sink::open(options.json.as_deref())?;
     let place = Place::choose(options.store.dir.as_deref(), options.store.keep)?;
@@ -111,6 +111,12 @@ pub(crate) fn run(options: &DramOptions) -> Outcome<Verdict> {
 }
 
 impl DramOptions {
+    /// What holds the objects of the area, each with some bytes more than its value, and a slice of puts beside them.
+    fn dram_min(&self) -> ByteSize {
+        let least = self.area.0 + self.area.0 / 8 + self.threads as u64 * SLICE_BYTES as u64;
+        ByteSize(least.next_multiple_of(1 << 20))
+    }
+
     fn check(&self, dram: ByteSize) -> Outcome<()> {
         let refuse = |message: String| Err(Failure::usage(message));
         if !(1..=256).contains(&self.threads) || self.rounds == 0 {
@@ -122,8 +128,12 @@ impl DramOptions {
         if let Some(value) = self.value.iter().find(|value| value.0 == 0 || value.0 > 16 << 20) {
             return refuse(format!("--value {value}: give 1 byte to 16MiB"));
         }
-        if dram.0 / 5 < self.area.0 / 4 {
-            return refuse(format!("--dram {dram}: must hold --area {} and a quarter", self.area));
+        let least = self.dram_min();
+        if dram < least {
+            return refuse(format!("--dram {dram}: give {least} or more for --area {}", self.area));
+        }
+        if self.store.ssd.is_some_and(|ssd| ssd.0 > 0) {
+            return refuse("--ssd: this bench has DRAM alone; leave it out".to_string());
         }
         Ok(())
     }

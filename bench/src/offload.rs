@@ -153,7 +153,7 @@ impl Session {
         let store = store_options::open(config, progress)?;
         place.note_memory();
         place.neighbours_share_device()?;
-        let bare = BareArm::new(&store, &place.beside(".bare"), plan, known, progress)?;
+        let bare = BareArm::new(&store, &place.beside(".ebbtide-bare"), plan, known, progress)?;
         let usage_max = Arc::new(AtomicU64::new(0));
         let (watched, most) = (store.clone(), Arc::clone(&usage_max));
         progress.watch(Some(Box::new(move || {

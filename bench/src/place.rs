@@ -206,8 +206,8 @@ mod tests {
         fs::create_dir_all(&dir).unwrap();
         let mut place = Place::choose(Some(&dir), false).unwrap();
         assert!(place.owned());
-        let bare = place.beside(".bare");
-        assert_eq!(bare, root.join("kv.bare"));
+        let bare = place.beside(".ebbtide-bare");
+        assert_eq!(bare, root.join("kv.ebbtide-bare"));
         fs::write(&bare, [0; 100]).unwrap();
         fs::write(dir.join("file"), [0; 5000]).unwrap();
         assert_eq!(sizes_under(&root), 5100);

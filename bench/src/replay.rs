@@ -68,7 +68,7 @@ Examples:
   ebbtide bench replay trace.jsonl --dram 512MiB --ssd 4GiB --threads 4 --speed 50 --json -
 
 Defaults: --dram 160MiB --ssd 0.
-Exit codes: 0 good, 1 blocks were wrong or the run broke off, 2 wrong use, 3 the figures do not count.";
+Exit codes: 0 good, 1 blocks were wrong or the run broke off, 2 wrong use.";
 
 /// Runs the command.
 pub(crate) fn run(options: &ReplayOptions) -> Outcome<Verdict> {

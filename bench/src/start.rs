@@ -60,7 +60,7 @@ Examples:
   ebbtide bench start --objects 1000000 --value 4KiB --dir /mnt/nvme/kv --dram 256MiB --ssd 6GiB --json -
 
 Defaults: --dram 256MiB, --ssd what the objects need.
-Exit codes: 0 good, 1 objects wrong or missing or the run broke off, 2 wrong use.";
+Exit codes: 0 good, 1 objects wrong or missing or the run broke off, 2 wrong use, 3 the figures do not count.";
 
 /// What a started process does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -169,7 +169,9 @@ impl StartOptions {
     fn ssd(&self) -> ByteSize {
         const STEP: u64 = 64 << 20;
         let bytes = self.objects * (self.value.0.next_multiple_of(4096) + 512);
-        self.store.ssd.unwrap_or(ByteSize((bytes + bytes / 8 + 8 * STEP).next_multiple_of(STEP)))
+        self.store
+            .ssd
+            .unwrap_or(ByteSize((bytes + bytes / 8 + 8 * STEP).next_multiple_of(STEP)).max(self.dram()))
     }
 
     fn config(&self, dir: &Path) -> Outcome<Config> {

@@ -48,19 +48,19 @@ pub(crate) struct StoreOptions {
     /// Let a kernel thread poll the submission queue
     #[arg(long)]
     pub(crate) sqpoll: bool,
-    /// Operations that the device keeps in flight [default: the store's own]
+    /// Operations that the device keeps in flight [default: 128]
     #[arg(long, value_name = "COUNT")]
     pub(crate) queue_depth: Option<u32>,
     /// How the tier's files are laid: written, reserved or sparse
     #[arg(long, value_name = "HOW", default_value = "written")]
     pub(crate) prealloc: String,
-    /// Bytes of a segment of the log [default: the store's own]
+    /// Bytes of a segment of the log [default: 64MiB, less under 2GiB of SSD]
     #[arg(long, value_name = "SIZE")]
     pub(crate) segment: Option<ByteSize>,
     /// Verify the checksum of each read from below DRAM
     #[arg(long, value_enum, default_value = "on")]
     pub(crate) checksums: Switch,
-    /// Share of the written bytes that reclaim may write again; 0 for none [default: the store's own]
+    /// Share of the written bytes that reclaim may write again; 0 for none [default: 0.15]
     #[arg(long, value_name = "SHARE")]
     pub(crate) reinsert_share: Option<f64>,
     /// Make objects that were read below DRAM resident again
@@ -77,6 +77,9 @@ impl StoreOptions {
         config.policy = parse::<Policy>("--policy", &self.policy)?;
         config.device = parse::<DeviceKind>("--device", &self.device)?;
         config.sqpoll = self.sqpoll;
+        if let Some(depth) = self.queue_depth.filter(|depth| !(1..=4096).contains(depth)) {
+            return Err(Failure::usage(format!("--queue-depth {depth}: give 1 to 4096")));
+        }
         config.queue_depth = self.queue_depth;
         config.prealloc = parse::<Prealloc>("--prealloc", &self.prealloc)?;
         config.verify_reads = self.checksums.is_on();
@@ -84,10 +87,8 @@ impl StoreOptions {
         config.namespace = "ebbtide-bench".to_string();
         config.segment_bytes = self.segment;
         if let Some(share) = self.reinsert_share {
-            if !(0.0..1.0).contains(&share) {
-                return Err(Failure::usage(format!(
-                    "--reinsert-share {share}: give 0 or more and less than 1"
-                )));
+            if !(0.0..=0.9).contains(&share) {
+                return Err(Failure::usage(format!("--reinsert-share {share}: give 0 to 0.9")));
             }
             config.reinsert_share_max = share;
         }

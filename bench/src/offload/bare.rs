@@ -126,12 +126,13 @@ impl BareArm {
             store: store.clone(),
             bare: store.bare(path, plan.bare_bytes)?,
             own: None,
-            depth_max: plan.options.store.queue_depth.unwrap_or(u32::MAX),
+            depth_max: 0,
             bytes: plan.bare_bytes,
             dice: Dice::new(plan.run ^ 0xba5e),
             order: (0, Vec::new().into_iter().cycle()),
             sweeps: Sweeps { reads: Sweep::none(), writes: Sweep::none() },
         };
+        arm.depth_max = arm.bare.depth_max();
         arm.sweeps = match known {
             Some(known) => known,
             None => {

@@ -138,6 +138,9 @@ impl OffloadOptions {
         if !(1..=1024).contains(&threads) {
             return refuse(format!("--threads {threads}: give 1 to 1024"));
         }
+        if self.rounds == Some(0) {
+            return refuse("--rounds 0: give 1 or more".to_string());
+        }
         if self.batch == Some(0) {
             return refuse("--batch 0: give 1 or more".to_string());
         }
@@ -149,6 +152,11 @@ impl OffloadOptions {
         }
         if ssd.0 == 0 {
             return refuse("--ssd 0: nothing to offload to".to_string());
+        }
+        if ssd.0 < dram.0 + dram.0 / 2 {
+            return refuse(format!(
+                "--ssd {ssd}: too small: give at least one and a half times --dram {dram}"
+            ));
         }
         if !(0.0..=4.0).contains(&self.zipf) {
             return refuse(format!("--zipf {}: give 0 to 4", self.zipf));
@@ -187,13 +195,13 @@ impl Plan {
     }
 
     pub(crate) fn write_rounds_min(&self) -> usize {
-        self.options.rounds.unwrap_or(ROUNDS_MIN).max(1)
+        self.options.rounds.unwrap_or(ROUNDS_MIN)
     }
 
     pub(crate) fn read_rounds_min(&self) -> usize {
         // Reads of large values are the noisiest arm.
         let usual = if self.value >= MIB { 31 } else { ROUNDS_MIN };
-        self.options.rounds.unwrap_or(usual).max(1)
+        self.options.rounds.unwrap_or(usual)
     }
 
     /// Whether segments will have to be reclaimed for room.
@@ -214,6 +222,8 @@ impl Plan {
             "total_bytes": self.total_bytes(),
             "threads": self.threads,
             "batch": self.batch,
+            "rounds_min": {"write": self.write_rounds_min(), "read": self.read_rounds_min()},
+            "verify": self.options.verify.is_on(),
             "reads": if self.options.reads == Reads::Zipf { "zipf" } else { "uniform" },
             "zipf": self.options.zipf,
             "bare_bytes": self.bare_bytes,

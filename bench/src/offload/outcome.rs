@@ -4,7 +4,7 @@ use ebbtide_core::ByteSize;
 use ebbtide_node::Stats;
 use serde_json::json;
 
-use super::bare::BareArm;
+use super::bare::{BareArm, FLUSH_EVERY_BYTES};
 use super::cpu::CpuCost;
 use super::ledger::{Ledger, explain_absent};
 use super::options::Plan;
@@ -75,6 +75,9 @@ impl Measured {
             report.set(&format!("rates.{name}.store"), rounds.rates(STORE));
             report.set(&format!("rates.{name}.bare"), rounds.rates(BARE));
             report.set(&format!("rates.{name}.same"), rounds.rates(SAME));
+        }
+        if self.at_end.tiers.iter().any(|tier| tier.segment_bytes != FLUSH_EVERY_BYTES) {
+            report.note("segments are not of 64 MiB: store and bare arm flush at different bytes, so ratio.write is not comparable");
         }
         report.set("bare.write", bare.sweeps.writes.to_json());
         report.set("bare.read", bare.sweeps.reads.to_json());

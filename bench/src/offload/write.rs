@@ -93,7 +93,7 @@ impl WritePass<'_> {
             let due = fill + (plan.objects - fill) * index as u64 / rounds_max as u64;
             let rest = next..next + due.saturating_sub(next) / step * step;
             next = rest.end;
-            account.store(|| self.put(rest))?;
+            account.store(|| self.put_down(rest))?;
             let open = match slice < step {
                 // Too few objects for that.
                 true => self.open_bytes(),
@@ -130,8 +130,11 @@ impl WritePass<'_> {
             }
         }
         account.store(|| self.put(next..plan.objects))?;
-        account.store(|| self.store.flush())?;
-        self.store.quiesce();
+        account.store(|| {
+            self.store.flush()?;
+            self.store.quiesce();
+            Outcome::Ok(())
+        })?;
         let (seconds, device_bytes) = account.close();
         let after = self.store.stats();
         let tier = |count: fn(&ebbtide_core::TierUsage) -> u64| {
@@ -173,15 +176,21 @@ impl WritePass<'_> {
             if objects == 0 {
                 return Ok(open);
             }
-            account.store(|| self.put(*next..*next + objects))?;
+            account.store(|| self.put_down(*next..*next + objects))?;
             *next += objects;
         }
         Ok(self.open_bytes())
     }
 
-    /// The bytes in the log's open segments, once nothing is in flight.
-    fn open_bytes(&self) -> u64 {
+    /// Puts `objects` and waits until nothing is in flight, so that what they made the store write counts as its own.
+    fn put_down(&mut self, objects: Range<u64>) -> Outcome<()> {
+        self.put(objects)?;
         self.store.quiesce();
+        Ok(())
+    }
+
+    /// The bytes in the log's open segments; nothing is in flight.
+    fn open_bytes(&self) -> u64 {
         self.store.stats().tiers.iter().map(|tier| tier.open_bytes).sum()
     }
 

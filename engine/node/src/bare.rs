@@ -63,6 +63,11 @@ impl Bare {
         self.device.drive(spec)
     }
 
+    /// Operations that the device keeps in flight at most.
+    pub fn depth_max(&self) -> u32 {
+        self.device.info().queue_depth
+    }
+
     /// The file's size in bytes.
     pub fn bytes(&self) -> u64 {
         self.device.info().capacity_bytes

@@ -24,7 +24,8 @@ pub struct Config {
     /// 1 GiB; results that callers hold and that did not become resident count against it.
     #[serde(deserialize_with = "from_text_or_none")]
     pub staging: Option<ByteSize>,
-    /// Bytes of the SSD tier, over all its devices; 0 for none.
+    /// Bytes of the SSD tier, over all its devices; 0 for none, else at least `dram`: what is dirty there must find room at a
+    /// flush.
     #[serde(deserialize_with = "from_text")]
     pub ssd: ByteSize,
     /// Files or block devices of the SSD tier, of equal size, used in turn. Default: one file in `dir`.

@@ -1,7 +1,7 @@
 //! Opening a store: the only place where arena, devices, media and tiers meet by name.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -150,6 +150,13 @@ fn open_devices(config: &Config, progress: &dyn Fn(Progress)) -> Result<Vec<Arc<
     if config.ssd.0 == 0 {
         return Ok(Vec::new());
     }
+    if config.ssd < config.dram {
+        // What is dirty in DRAM at a flush must find room below, or the flush could wait for ever.
+        let (ssd, dram) = (config.ssd, config.dram);
+        return Err(Error::invalid(format!(
+            "ssd = {ssd} is too small: give at least dram = {dram}, or 0 for none"
+        )));
+    }
     let paths = paths(config);
     let each = config.ssd.0 / paths.len() as u64 / PAGE_BYTES as u64 * PAGE_BYTES as u64;
     paths.iter().map(|path| open_device(config, path, each, progress)).collect()
@@ -196,6 +203,23 @@ enum Start {
     Taken(Option<[u8; 16]>),
 }
 
+/// Whether a file whose start is zeros has anything else behind it, by samples: a store's data would show in its segments'
+/// first pages, which lie whole MiB apart.
+fn has_data(file: &mut File) -> Result<bool> {
+    const SAMPLES: u64 = 4096;
+    let look = |error| Error::io("look for data", error);
+    let length = file.metadata().map_err(look)?.len();
+    let step = (length / SAMPLES).next_multiple_of(1 << 20);
+    let mut page = [0; PAGE_BYTES];
+    for at in (AREA_BYTES..length.saturating_sub(PAGE_BYTES as u64)).step_by(step.max(1 << 20) as usize) {
+        file.seek(SeekFrom::Start(at)).and_then(|_| file.read_exact(&mut page)).map_err(look)?;
+        if page.iter().any(|byte| *byte != 0) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 fn start_of(path: &Path) -> Result<Start> {
     let mut file = match File::open(path) {
         Ok(file) => file,
@@ -213,6 +237,12 @@ fn start_of(path: &Path) -> Result<Start> {
     read.map_err(|error| Error::io(format_args!("read {}", path.display()), error))?;
     Ok(match start.iter().all(|byte| *byte == 0) {
         true if is_device => Start::BlankDevice,
+        true if has_data(&mut file)? => {
+            return Err(Error::invalid(format!(
+                "superblock of {}: is blank, but data follows it: move the file away to begin a new store",
+                path.display()
+            )));
+        }
         true => Start::Blank,
         false => match find(&start) {
             Found::Valid(superblock, _) => Start::Taken(Some(superblock.store)),

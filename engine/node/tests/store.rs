@@ -237,10 +237,21 @@ fn what_cannot_be_opened_is_named_and_left_alone() {
     assert!(error.message().contains("superblock of") && error.message().contains("ssd-0.ebb"), "{error}");
     assert!(std::fs::read(&path).unwrap() == bytes, "a store that was refused was changed");
 
+    // A start that was wiped makes no new store of what holds data.
+    bytes[..65_536].fill(0);
+    bytes[65_536 + 3 * 1_048_576] = 1;
+    std::fs::write(&path, &bytes).unwrap();
+    let error = Store::open(config(&dir.0)).map(drop).unwrap_err();
+    assert!(error.message().contains("data follows it") && error.message().contains("ssd-0.ebb"), "{error}");
+    assert!(std::fs::read(&path).unwrap() == bytes, "a store that was refused was changed");
+
     let small = Dir::new("small");
     let error = Store::open(Config { ssd: ByteSize(2 * MIB), ..config(&small.0) }).map(drop).unwrap_err();
     assert!(error.message().contains("too small"), "{error}");
     assert!(!small.0.join("ssd-0.ebb").exists());
+    // Larger than a device must be, smaller than what a flush may have to find room for.
+    let error = Store::open(Config { ssd: ByteSize(12 * MIB), ..config(&small.0) }).map(drop).unwrap_err();
+    assert!(error.message().contains("too small") && error.message().contains("16MiB"), "{error}");
 
     let error = Store::open(config(Path::new("/proc/ebbtide"))).map(drop).unwrap_err();
     assert!(error.message().contains("/proc/ebbtide"), "{error}");

@@ -32,6 +32,8 @@ pub(crate) struct Mover {
     backlog_bytes: AtomicU64,
     /// Held while dirty objects are marked and queued, so that two flushes never see each other's half.
     marking: Mutex<()>,
+    /// Why the last object that could not be written was not.
+    last_failure: Mutex<String>,
     backlog: Mutex<Backlog>,
 }
 
@@ -241,6 +243,7 @@ impl Inner {
                 }
                 Err(error) => {
                     warn!(%error, object = %out.object.key.escape_ascii(), "demote failed");
+                    *self.mover.last_failure.lock() = error.to_string();
                     self.counters.demote_failures.fetch_add(1, Ordering::Relaxed);
                     hot.state = State::Dirty;
                     hot.failures = hot.failures.saturating_add(1);
@@ -311,10 +314,8 @@ impl Inner {
             }
         }
         let (left, _) = self.dirty_objects(before);
-        Err(Error::unavailable(format!(
-            "{left} objects could not be written to tier {}",
-            self.tiers[0].info().name
-        )))
+        let (tier, why) = (&self.tiers[0].info().name, self.mover.last_failure.lock().clone());
+        Err(Error::unavailable(format!("{left} objects could not be written to tier {tier}: {why}")))
     }
 }
 
