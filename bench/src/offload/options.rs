@@ -171,7 +171,7 @@ impl OffloadOptions {
                 "--journal needs --total {total} and an eighth to fit in --ssd {ssd}: what is evicted would look lost"
             ));
         }
-        let batch = self.batch.unwrap_or((64 * MIB / value / threads as u64).clamp(2, 64) as usize);
+        let batch = self.batch.unwrap_or((16 * MIB / value / threads as u64).clamp(2, 64) as usize);
         let bare_bytes = self.bare.map_or(self.total.0.clamp(BARE_BYTES_MIN, BARE_BYTES_MAX), |bare| bare.0);
         if bare_bytes < BARE_BYTES_MIN {
             return refuse(format!("--bare {}: give 128MiB or more", ByteSize(bare_bytes)));
